@@ -402,7 +402,12 @@ def _column(
     if form == "tagged":
         type = DeclaredType("text")
         what = f"declared {written!r}" if written else "without a declared type"
-        note = f'{what}, read as tagged text; see `types` (types = {{"{name}" = "int8"}})'
+        is_exact = written.upper().startswith(("NUMERIC", "DECIMAL"))
+        such = "numeric(15,2)" if is_exact else "int8"
+        note = (
+            f"{what}, read as tagged text (such as r:1.5); see `types`"
+            f' (types = {{"{name}" = "{such}"}})'
+        )
     return ReadColumn(name, type, read, form, is_nullable, note)
 
 

@@ -431,3 +431,20 @@ def test_not_null_is_what_sqlite_enforces(lite: OfSQLite) -> None:
             columns = session.describe(Relation(table, table=table, key=("id",))).recipe.columns
             found[table] = {column.name for column in columns if not column.nullable}
     assert found == {"alias": {"id", "v"}, "odd": {"v"}, "bare": {"id", "v"}, "seen": set()}
+
+
+def test_the_note_of_a_tagged_column_names_a_type_that_it_may_be(lite: OfSQLite) -> None:
+    lite.run(
+        "CREATE TABLE t (id INTEGER PRIMARY KEY, total NUMERIC, price DECIMAL, free)",
+        "INSERT INTO t VALUES (1, 281.24, 357, 'x')",
+    )
+    with session_of(lite) as session:
+        said = session.describe(Relation("t", table="t")).notes
+    notes = dict(note.split(": ", 1) for note in said)
+    assert [*notes] == ["total", "price", "free"]
+    assert '(types = {"total" = "numeric(15,2)"})' in notes["total"]
+    assert '(types = {"price" = "numeric(15,2)"})' in notes["price"]
+    assert '(types = {"free" = "int8"})' in notes["free"]
+    types = (("total", "numeric(15,2)"), ("price", "numeric(15,2)"), ("free", "text"))
+    with session_of(lite) as session:
+        assert len(read(session, Relation("t", table="t", types=types))) == 1
