@@ -111,8 +111,9 @@ class ReadingProcesses:
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self, count: int) -> None:
-        """Begin to start processes, if fewer than `count` are idle; do not wait for them."""
-        with self._lock:
+        """Begin to start processes, if fewer than `count` are idle; do not wait for them. Those
+        that cannot be started are left to `read`."""
+        with self._lock, suppress(OSError):
             self._idle = [process for process in self._idle if process.is_there]
             while len(self._idle) < min(count, self._most):
                 self._idle.append(ReadingProcess())
@@ -127,6 +128,7 @@ class ReadingProcesses:
 
         Raises:
             WarehouseUnavailable: as of `ReadingProcess.read`.
+            OSError: no process can be started.
             Exception: whatever `function` raises.
         """
         from pyspark import cloudpickle

@@ -294,9 +294,13 @@ def _in_processes(
     schema: pa.Schema,
     count: int,
 ) -> pa.Table:
-    """Run a step that reads in processes beside this one; raises as `_in_threads`."""
-    with memory_errors():
-        results = PROCESSES.read(function, shares, count)
+    """Run a step that reads in processes beside this one, or if none can be started in threads of
+    this one; raises as `_in_threads`."""
+    try:
+        with memory_errors():
+            results = PROCESSES.read(function, shares, count)
+    except OSError:
+        return _in_threads(shares, function, schema, count)
     return pa.Table.from_batches([batch.cast(schema) for one in results for batch in one], schema)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,25 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(steps, "STEP_THREADS", 2)
     yield asked
     PROCESSES.close()
+
+
+def refused(*_: object, **__: object) -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_where_no_process_can_be_started_threads_read(
+    done: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    legacy = SqliteLegacy(tmp_path / "erp.db", wal=True)
+    legacy.execute("CREATE TABLE items (a INTEGER PRIMARY KEY, v REAL)")
+    legacy.many("INSERT INTO items VALUES (?, ?)", [(n, n / 7) for n in range(ROWS)])
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    with Pair(NoSpark(), legacy, tmp_path / "pair", {"items": 'table = "items"'}) as pair:
+        pair.small_bytes = 1 << 30
+        pair.refresh("items")
+        pair.check("items")
+        assert done == ["start", "read"]
+    legacy.close()
 
 
 def test_what_is_published_equals_the_source(done: list[str], tmp_path: Path) -> None:
