@@ -181,7 +181,7 @@ def text_of(report: Report) -> str:
     )
     changes = f"+{report.rows_inserted:,} ~{report.rows_updated:,} -{report.rows_deleted:,}"
     if report.schema_changed:
-        changes = "all written for its new columns, changes not counted"
+        changes = "columns or their types changed, rows not counted"
     return (
         f"{report.name}: version {report.version}, {counted(report.rows_total, 'row')}, "
         f"{changes}, {proven} as of {report.as_of}{extra} ({report.method}, {', '.join(took)})"
