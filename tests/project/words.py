@@ -15,7 +15,8 @@ NORMATIVE = ("protocol", "guarantees", "threat-model", "types", "views", "errors
 ALL_MAX = 50_000
 OTHERS_GOAL = 24_000
 """Of pages that are not normative: nobody finishes more. A release begins with it reached."""
-OTHERS_MAX = 25_000
+OTHERS_MAX = 24_250
+"""What they may have between two releases: the goal, and some room for what changes."""
 README_MAX = 900
 
 
