@@ -42,7 +42,7 @@ from warehouse_agent.columns.arrow import Carrier
 from warehouse_agent.columns.layout import Layout, lay_out
 from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.notes import Notes
-from warehouse_agent.methods import key_sums
+from warehouse_agent.methods import key_sums, registry
 from warehouse_agent.methods.groups import assignment, key_parts, shards
 from warehouse_agent.methods.groups.assignment import PartRows, RowsInPositions
 from warehouse_agent.methods.groups.exchange import NamedPiece
@@ -54,7 +54,7 @@ from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.planning.step_places import StepKind, StepPlace, StepWork, written
 from warehouse_agent.planning.tiling import Tiling, key_tiling, tiling
 from warehouse_agent.planning.update_probability import VersionClock
-from warehouse_agent.refresh import auxiliary_table, prepare
+from warehouse_agent.refresh import auxiliary_table
 from warehouse_agent.refresh.job import Job, Options
 from warehouse_agent.refresh.recovery import leftovers
 from warehouse_agent.report import Report
@@ -335,7 +335,7 @@ def by_keys(steps: Steps, files: list[DataFile], made: Table) -> dict[str, Any]:
         "replaced": (listed(gone.rows), gone.digest, gone.keys),
     }
     counted = assignment.histogram(steps, files, made.layout, SECOND.view)
-    likely = prepare.likelihoods(steps, files, made.layout, SECOND.view)
+    likely = registry.likelihoods(steps, files, made.layout, SECOND.view)
     assert likely is None or likely.counts.tolist() == counted.counts.tolist()
     plan = grouping(counted, row_bytes=100.0, key_bytes=2.0, wait_bytes=0.0)
     window = key_parts.window_of(copy, 17)

@@ -257,7 +257,7 @@ def _limits(shown: Sequence[PublishedState]) -> list[str]:
         lines.append(f"{shown[0].name}: as of {shown[0].as_of}, by the clock of its source")
     limits = dict[float, list[str]]()
     for one in shown:
-        if one.late_after_s is not None:
+        if one.late_after_s is not None and one.version is not None:
             limits.setdefault(one.late_after_s, []).append(one.name)
     return lines + [
         f"late {span(after)} after the last refresh that went well: {_some(names)}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from warehouse_agent.config import Proof, Require
 from warehouse_agent.history.forecast_inputs import Situation, forecasts
 from warehouse_agent.methods.groups.opening import budget_of
-from warehouse_agent.methods.registry import predicted
+from warehouse_agent.methods.registry import likelihoods, predicted
 from warehouse_agent.planning import candidates, group_selection
 from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, Whole
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method
@@ -69,7 +69,7 @@ def part_expected(known: PlanInputs, at: Situation, steps: Steps | None) -> Part
     outlook = prepare.outlook_of(at.base, changes, prepare.stamp_of(at))
     counted = None
     if steps is not None and at.base is not None:
-        counted = prepare.likelihoods(steps, at.base.sound, at.base.layout, outlook)
+        counted = likelihoods(steps, at.base.sound, at.base.layout, outlook)
     share = CHANGE_SHARE if outlook is None else outlook.share
     budget = budget_of(part.rows_max, is_by_key=not known.by_index)
     deleted = candidates.p_delete(known, expected)

@@ -37,7 +37,7 @@ from warehouse_agent.history.refresh_history import RefreshHistory, for_forecast
 from warehouse_agent.inspection import part_prediction, place_prediction
 from warehouse_agent.inspection.part_prediction import PartForecast
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
-from warehouse_agent.methods.registry import refreshes, weigh_groups
+from warehouse_agent.methods.registry import likelihoods, refreshes, weigh_groups
 from warehouse_agent.planning import change_forecast, choice, request_cost
 from warehouse_agent.planning.candidates import (
     Candidate,
@@ -186,7 +186,7 @@ def _with_statistics(known: PlanInputs, at: Situation | None, steps: Steps | Non
     if steps is None or at is None or at.base is None or not groups_may_pay(known, expected):
         return known
     outlook = prepare.outlook_of(at.base, changes, prepare.stamp_of(at))
-    likely = prepare.likelihoods(steps, at.base.sound, at.base.layout, outlook)
+    likely = likelihoods(steps, at.base.sound, at.base.layout, outlook)
     return weigh_groups(known, expected, likely)
 
 

@@ -8,12 +8,18 @@ with.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 
+from driftline.errors import WarehouseUnavailable
+
+from warehouse_agent.columns.layout import Layout
 from warehouse_agent.methods.claimed import ClaimOpening
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.full_copy import CopyAtOnce, CopySide, FullCopyOpening, WholeCopy
+from warehouse_agent.methods.groups import assignment
 from warehouse_agent.methods.groups.opening import GroupOpening
 from warehouse_agent.methods.interface import (
     Continuation,
@@ -51,7 +57,10 @@ from warehouse_agent.planning.choice import (
 )
 from warehouse_agent.planning.group_selection import Histogram
 from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.update_probability import ChangeOutlook
+from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import Outcome
+from warehouse_agent.tasks.steps import Steps, work_of_digests
 from warehouse_agent.transport.waiting import Requests, Waiting
 
 GROUPS = GroupOpening()
@@ -107,6 +116,18 @@ def weigh_groups(
     other, known = opening_for(known, expected), with_likelihoods(known, expected, likely)
     most = GROUPED_COST * _mean_cost(known, expected, other)
     return replace(known, in_groups=_mean_cost(known, expected, GROUPS) < most)
+
+
+def likelihoods(
+    steps: Steps, files: Sequence[DataFile], layout: Layout, outlook: ChangeOutlook | None
+) -> Histogram | None:
+    """Return the rows of files by their likelihood of an update; None: the files cannot be read,
+    or not without Spark."""
+    if not steps.runs_here(work_of_digests(files)):
+        return None
+    with contextlib.suppress(WarehouseUnavailable):
+        return assignment.histogram(steps, files, layout, outlook)
+    return None
 
 
 def _is_as_cheap(

@@ -43,11 +43,11 @@ from warehouse_agent.history.forecast_inputs import (
 )
 from warehouse_agent.history.notes import NextPartNote, Quantiles
 from warehouse_agent.history.refresh_history import Histories, RefreshHistory
-from warehouse_agent.methods.groups import assignment
 from warehouse_agent.methods.interface import OurSide, WorkingCopy
 from warehouse_agent.methods.registry import (
     goes_on,
     is_copied_at_once,
+    likelihoods,
     opening_for,
     weigh_groups,
 )
@@ -60,7 +60,6 @@ from warehouse_agent.planning.candidates import (
     groups_may_pay,
 )
 from warehouse_agent.planning.change_forecast import ChangeForecast
-from warehouse_agent.planning.group_selection import Histogram
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook
@@ -410,18 +409,6 @@ def outlook_of(
     if base is None:
         return None
     return stamp.view if changes is not None else replace(stamp.view, share=choice.CHANGE_SHARE)
-
-
-def likelihoods(
-    steps: Steps, files: Sequence[DataFile], layout: Layout, outlook: ChangeOutlook | None
-) -> Histogram | None:
-    """Return the rows of files by their likelihood of an update; None: the files cannot be read,
-    or not without Spark."""
-    if not steps.runs_here(work_of_digests(files)):
-        return None
-    with contextlib.suppress(WarehouseUnavailable):
-        return assignment.histogram(steps, files, layout, outlook)
-    return None
 
 
 def stamp_of(at: Situation) -> StatisticsStamp:

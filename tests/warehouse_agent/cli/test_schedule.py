@@ -259,7 +259,7 @@ def test_schedule_says_when_and_why(pair: Pair) -> None:
     items, orders = said.stdout.splitlines()
     assert items == "items: due now: never refreshed"
     assert orders.startswith("orders: not before 20")
-    assert orders.endswith("Z (in 5 hours): every 6 h")
+    assert orders.endswith("Z (in 6 hours): every 6 h")
     body = json.loads(run(pair, "schedule", "orders", "--json", more=SETTINGS).stdout)
     assert (body["name"], body["due"], body["policy"]) == ("orders", False, "fixed")
     assert datetime.fromisoformat(body["at"]) > datetime.now(UTC)
