@@ -112,6 +112,8 @@ def test_a_fault_from_one_request_on(pair: Pair, fault: Fault, every: int) -> No
             assert report.error is None, (first, report.error)
         elif report.error is not None:
             assert "ExpiredToken" in report.error["message"], (first, report.error)
+            assert "with the profile 'default' of " in report.error["message"], report.error
+            assert report.error["remedy"].startswith("Correct the keys there"), report.error
 
 
 def test_a_store_that_is_busy_for_long(pair: Pair) -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from driftline.errors import DriftlineError, WarehouseUnavailable
 
+from tests.harness.careless_proxy import Fault, proxied
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import ACCESS_KEY, SECRET_KEY, Bucket, Moto, SeaweedFS
@@ -21,6 +22,8 @@ from tests.remedies.told import told
 from warehouse_agent.cli.main import cli
 from warehouse_agent.config import StorageSettings
 from warehouse_agent.inspection.readiness import examine
+from warehouse_agent.storage.backends.interface import StoreError
+from warehouse_agent.storage.backends.s3 import PART_BYTES, S3
 from warehouse_agent.storage.store import Store
 
 KEYS = (
@@ -115,6 +118,39 @@ def test_what_aws_answers(pair: Pair, moto: Moto, case: str) -> None:
     with ExitStack() as stack:
         endpoint = stack.enter_context(scripted_store(status, code, message))
         refused(pair, replace(moto.bucket(), endpoint=endpoint), remedy, code)
+
+
+def test_each_request_says_whose_keys_have_expired(moto: Moto) -> None:
+    """Also a head, whose answer has no body."""
+    with proxied(moto.bucket(), lambda _: Fault.EXPIRED) as bucket:
+        backend, path = S3(bucket.name, bucket.settings), f"{bucket.name}/lake/a"
+
+        def upload(size: int) -> None:
+            file = backend.begun(path)
+            file.out.write(bytes(size))
+            file.finish()
+
+        asks: list[Callable[[], object]] = [
+            lambda: backend.read(path),
+            lambda: backend.info(path),
+            lambda: backend.opened(path).__enter__(),
+            lambda: backend.part("lake/a", 0, 1, None),
+            lambda: backend.write(path, b"", private=False),
+            lambda: backend.write_new(path, b"", private=False),
+            lambda: backend.change(path, lambda _: b""),
+            lambda: backend.listed(path, recursive=True),
+            lambda: backend.listed(path, recursive=False),
+            lambda: backend.sizes(bucket.name, ["lake/a"]),
+            lambda: backend.remove_file(path, 0),
+            lambda: backend.remove_folder(path),
+            lambda: upload(1),
+            lambda: upload(3 * PART_BYTES),
+        ]
+        for ask in asks:
+            with pytest.raises(StoreError, match="ExpiredToken: ") as caught:
+                ask()
+            assert f"(with the profile 'default' of {bucket.credentials})" in str(caught.value)
+            assert caught.value.remedy == KEYS
 
 
 @pytest.mark.parametrize("key", ["//x", "/./x", "/../x", "/a\x01"])

@@ -53,6 +53,7 @@ _MEANINGS = (
     ),
 )
 _OF_CREDENTIALS = {_KEYS, _RIGHTS}
+_REFUSALS = {"400", "401", "403"}
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _IS_ANSWER = re.compile(
     r"<Code>|Error performing|S3 error|necessary privileges|load\w* credentials|invalid path"
@@ -109,6 +110,13 @@ def answer(text: str) -> Answer | None:
         who = asked[1] if asked else "the store"
         return _meant(f"{who} does not answer ({why[0] if why else 'no connection'})", _NO_ANSWER)
     return _meant(text.partition("Debug source")[0], "")
+
+
+def is_unexplained(text: str) -> bool:
+    """Return True if the text of an error has a refusal's status alone: that of a head, whose
+    answer has no body."""
+    status = _STATUS.search(text)
+    return status is not None and status[1] in _REFUSALS and "<Code>" not in text
 
 
 def _meant(text: str, code: str) -> Answer:

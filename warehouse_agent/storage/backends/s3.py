@@ -32,7 +32,13 @@ from obstore.store import S3Store
 from pyarrow import fs
 
 from warehouse_agent.config.storage import S3_SCHEME
-from warehouse_agent.storage.backends.answers import OTHERWISE, TEXT_CHARACTERS_MAX, Answer, answer
+from warehouse_agent.storage.backends.answers import (
+    OTHERWISE,
+    TEXT_CHARACTERS_MAX,
+    Answer,
+    answer,
+    is_unexplained,
+)
 from warehouse_agent.storage.backends.credentials import Credentials
 from warehouse_agent.storage.backends.interface import (
     Change,
@@ -101,7 +107,7 @@ class S3:
             yield
         except (BaseError, OSError) as error:  # its writers raise OSError
             is_gone = isinstance(error, FileNotFoundError) and not _has_no_bucket(error)
-            if is_gone or isinstance(error, ReplacedError):
+            if is_gone or isinstance(error, ReplacedError | StoreError):
                 raise
             self.credentials.static()
             said = str(error)
@@ -261,6 +267,11 @@ class S3:
                 return self._info(obstore.head(self.store, self.key(path)))
             except FileNotFoundError:
                 return fs.FileInfo(path, fs.FileType.NotFound)
+            except BaseError as error:
+                if is_unexplained(str(error)):
+                    with contextlib.suppress(FileNotFoundError):  # a read of it is told why
+                        obstore.get(self.store, self.key(path), options={"range": (0, 1)})
+                raise
 
     def _info(self, meta: Any) -> fs.FileInfo:
         at, size = meta["last_modified"], meta["size"]
