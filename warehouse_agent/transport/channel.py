@@ -12,6 +12,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Protocol, Self, cast
@@ -102,7 +103,9 @@ _STATUS_OF_CALL: dict[str, type[DriftlineError]] = {
     "RESOURCE_EXHAUSTED": LimitExceeded,
 }
 _OLDER = UnknownActivity("the source is older than this question")
-_REPLIES_HELD = 4  # of up to 1 MiB: flow control reaches the source behind them
+# Of replies that came while a file of frames is written. gRPC drops what it holds when a line
+# breaks, so what lies here is not lost; flow control reaches the source behind it.
+_HELD_BYTES = 8 << 20
 
 Reply = pb.Reply | Exception | None
 
@@ -369,12 +372,33 @@ class Call(Protocol):
         """End the call at once, from any thread."""
 
 
+class _Held(queue.Queue[Reply]):
+    """Replies up to so many bytes, and one more."""
+
+    def _init(self, maxsize: int) -> None:  # noqa: ARG002
+        self._held: deque[tuple[Reply, int]] = deque()
+        self._bytes = 0
+
+    def _qsize(self) -> int:
+        return self._bytes
+
+    def _put(self, item: Reply) -> None:
+        size = 1 + (item.ByteSize() if isinstance(item, pb.Reply) else 0)
+        self._held.append((item, size))
+        self._bytes += size
+
+    def _get(self) -> Reply:
+        item, size = self._held.popleft()
+        self._bytes -= size
+        return item
+
+
 class ExchangeCall:
     """A call of gRPC; a thread reads its replies."""
 
     def __init__(self, stub: SourceStub) -> None:
         self._requests: queue.SimpleQueue[pb.Request | None] = queue.SimpleQueue()
-        self._replies: queue.Queue[Reply] = queue.Queue(_REPLIES_HELD)
+        self._replies = _Held(_HELD_BYTES)
         self._cancelled = threading.Event()
         said = (*process_claim(), pieces.METADATA)
         self._call = stub.Exchange(iter(self._requests.get, None), metadata=said)

@@ -24,7 +24,6 @@ from source_agent.scan import frame_builder
 from source_agent.server.service import start
 from tests.harness.legacy import LEGACIES, PostgresLegacy
 from tests.harness.no_spark import NoSpark
-from tests.harness.object_stores import on_disk
 from tests.harness.pair import Pair
 from tests.harness.relay import Ending, Relay
 from tests.harness.servers import PostgreSQL
@@ -79,7 +78,6 @@ def staged(pair: Pair) -> StagedRows:
 @pytest.mark.parametrize("pair", ["sqlite", "postgresql"], indirect=True)
 def test_a_load_that_was_cut_is_said_to_go_on(pair: Pair, relay: Relay) -> None:
     """`status`, `plan`, `gc` and the progress of the next attempt say how far it is."""
-    on_disk("rows that wait for a put are lost with the line, which is faster here than a bucket")
     relay.cut_after(down=LOAD_BYTES // 2)
     assert pair.error("t")["code"] == "UNREACHABLE"
     found = staged(pair)
@@ -135,7 +133,6 @@ def test_a_load_ends_over_a_line_that_breaks_again_and_again(
     pair: Pair, relay: Relay, name: str
 ) -> None:
     """In one command: an attempt that staged more than there was does not count."""
-    on_disk("rows that wait for a put are lost with the line, which is faster here than a bucket")
     relay.end_each(down=LOAD_BYTES // 6, ending=Ending.FIN)
     report = pair.refresh(name, attempts=4)
     assert report.attempts > 5
