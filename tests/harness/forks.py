@@ -186,6 +186,9 @@ def serve(number: int) -> str:
             importlib.import_module(f"{package}.{name}")
     for name in _OF_PACKAGES:
         importlib.import_module(name)
+    if "DRIFTLINE_STORE" in os.environ:  # as `tests.fixtures.object_stores.gc_at_once`
+        garbage = importlib.import_module("warehouse_agent.table_maintenance.garbage")
+        vars(garbage)["KEEP_HOURS_MIN_REMOTE"] = 0
     gc.freeze()  # else the end of each process visits all objects of all modules, for 0.3 s
     orders = socket.socket(fileno=number)
     while True:

@@ -54,7 +54,7 @@ def tried(pair: Pair, choose: Callable[[Asked], Fault | None]) -> Report:
     else:
         assert report.error["code"] in ("WAREHOUSE", "LOCKED"), report.error
         assert report.error["remedy"], report.error
-        pair.store.remove(PRIVATE, "locks")  # it would end in a minute
+    pair.store.remove(PRIVATE, "locks")  # it would end in a minute, if it was not given back
     pair.refresh("t")
     pair.check("t")
     return report

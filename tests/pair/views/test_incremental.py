@@ -284,7 +284,7 @@ def test_an_input_that_began_anew(only: Only) -> None:
 def test_a_proof_that_fails(only: Only, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are lost on the way: nothing of the view moves, and the next refresh recomputes it."""
     sites, oracle = only("chain", "over")
-    folders = sites.store.folders("chain")
+    files = [file.place for file in sites.store.walk("chain")]
     sites.sql("erp", "UPDATE orders SET amount = 90 WHERE id IN (11, 14, 17, 20, 23, 26, 29)")
     with monkeypatch.context() as patched:
         patched.setattr(slice_proof, "SLICES", 1)  # every anchor
@@ -299,7 +299,7 @@ def test_a_proof_that_fails(only: Only, monkeypatch: pytest.MonkeyPatch) -> None
     assert sites.pinned().stale("chain") is not None
     head = view_head(sites.store, "chain")
     assert head is not None
-    assert (head.version, sites.store.folders("chain")) == (0, folders)
+    assert (head.version, [file.place for file in sites.store.walk("chain")]) == (0, files)
     commit, at_commit = ViewPhase.commit, list[str | None]()
 
     def noticed(self: ViewPhase, *given: Any) -> None:

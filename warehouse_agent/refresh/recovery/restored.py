@@ -111,7 +111,7 @@ def _without_log(job: Job) -> None:
     if not job.notes.has_versions:
         return
     is_known = job.notes.head is not None
-    if is_known and job.store.folders(job.name) and not job.options.accept_restored:
+    if is_known and job.store.walk(job.name) and not job.options.accept_restored:
         raise WarehouseUnavailable(
             "The table's log is missing, although versions were published.",
             where=job.name,
