@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from driftline.errors import ConfigurationError, DatabaseRefused, ValueDoesNotFi
 
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.relations.shapes import Relation
+from tests.harness import server_versions
+from tests.harness.firebird_server import FirebirdServer
 
 pytestmark = [pytest.mark.firebird, pytest.mark.usefixtures("firebird")]
 
@@ -45,15 +48,33 @@ def test_times_with_a_zone_are_refused(legacy: Any, kind: str, as_text: tuple[st
                 session.describe(relation)
 
 
+# Three values of each.
 HOSTILE = (
-    "SET BIND OF DOUBLE PRECISION TO FLOAT",
-    "SET BIND OF VARCHAR(9) TO CHAR(20)",
-    "SET BIND OF NUMERIC(5,2) TO NUMERIC(5,0)",
-    "SET TIME ZONE 'Europe/Vienna'",
-    "SET DECFLOAT ROUND CEILING",
-    "SET DECFLOAT TRAPS TO INVALID_OPERATION",
+    (
+        "SET BIND OF DOUBLE PRECISION TO FLOAT",
+        "SET BIND OF VARCHAR(9) TO CHAR(20)",
+        "SET BIND OF NUMERIC(5,2) TO NUMERIC(5,0)",
+        "SET TIME ZONE 'Europe/Vienna'",
+        "SET DECFLOAT ROUND CEILING",
+        "SET DECFLOAT TRAPS TO INVALID_OPERATION",
+    ),
+    (
+        "SET BIND OF DOUBLE PRECISION TO DECFLOAT(16)",
+        "SET BIND OF VARCHAR(9) TO BLOB SUB_TYPE TEXT",
+        "SET BIND OF NUMERIC(5,2) TO FLOAT",
+        "SET TIME ZONE '-03:30'",
+        "SET DECFLOAT ROUND UP",
+        "SET DECFLOAT TRAPS TO OVERFLOW",
+    ),
+    (
+        "SET BIND OF DOUBLE PRECISION TO INTEGER",
+        "SET BIND OF INTEGER TO VARCHAR(20)",
+        "SET BIND OF NUMERIC(5,2) TO LEGACY",
+        "SET TIME ZONE 'Asia/Kolkata'",
+        "SET DECFLOAT ROUND FLOOR",
+        "SET DECFLOAT TRAPS TO INEXACT, DIVISION_BY_ZERO",
+    ),
 )
-SETS = f"BEGIN {'; '.join(HOSTILE)}; END"
 # A row that each of these settings shows as another one.
 TABLE = (
     """CREATE TABLE "t" ("id" INT NOT NULL PRIMARY KEY, "v" DOUBLE PRECISION, "c" VARCHAR(9),
@@ -66,17 +87,55 @@ CAST(QUANTIZE("d", 1) AS VARCHAR(9)) AS "q" FROM "t" """
 ROW = ["1", "0.10000000000000002", "a", "1.25", "2024-07-01 10:00:00", "1"]
 
 
+Q = Relation("q", query=QUERY, key=("id",))
+T = Relation("t", table="t", columns=("id", "v", "c", "n"))
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=["first", "second", "third"])
 @pytest.mark.parametrize("event", ["CONNECT", "TRANSACTION START"])
-def test_settings_of_the_owner_do_not_count(legacy: Any, event: str) -> None:
-    legacy.run(*TABLE, f"CREATE TRIGGER SETTINGS ON {event} AS {SETS}")
+def test_settings_of_the_owner_do_not_count(
+    legacy: Any, event: str, hostile: tuple[str, ...]
+) -> None:
+    sets = f"BEGIN {'; '.join(hostile)}; END"
+    legacy.run(*TABLE, f"CREATE TRIGGER SETTINGS ON {event} AS {sets}")
     with session_of(legacy) as session:
-        assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
+        assert read(session, Q) == [ROW]
         # What a statement of this session leaves behind does not count either.
-        for sql in HOSTILE:
+        for sql in hostile:
             session._transaction.execute_immediate(sql)
-        assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
-        table = Relation("t", table="t", columns=("id", "v", "c", "n"))
-        assert read(session, table) == [ROW[:4]]
+        assert read(session, Q) == [ROW]
+        assert read(session, T) == [ROW[:4]]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("DataTypeCompatibility = 3.0", "DefaultTimeZone = Europe/Vienna"),
+        ("DataTypeCompatibility = 2.5", "DefaultTimeZone = America/St_Johns"),
+        ("DefaultTimeZone = Asia/Kolkata",),
+    ],
+    ids=["first", "second", "third"],
+)
+def test_settings_of_the_server_s_file_do_not_count(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    root = server_versions.firebird_root()
+    if root is None:
+        pytest.skip("no server, and thus no file of its own")
+    from tests.harness.legacy_firebird import OfFirebird
+
+    with (
+        FirebirdServer(root, "".join(f"{line}\n" for line in lines)) as server,
+        closing(OfFirebird(tmp_path, server)) as legacy,
+    ):
+        legacy.run(*TABLE)
+        plain = [tuple(map(str, row)) for row in legacy._owner.cursor().execute(QUERY).fetchall()]
+        assert plain != [tuple(ROW)], "the settings do matter"
+        with session_of(legacy) as session:
+            assert read(session, Q) == [ROW]
+            assert read(session, T) == [ROW[:4]]
+            shape = session.describe(T)
+            assert [str(c.type) for c in shape.recipe.columns][1:] == [
+                "float8", "text", "numeric(5,2)",
+            ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -106,7 +165,7 @@ def test_a_setting_that_a_read_changes_is_refused_by_name(legacy: Any, sql: str,
         with pytest.raises(DatabaseRefused, match=name):
             read(session, calls)
         if name != "ROLE":  # the others are set before each read
-            assert read(session, Relation("q", query=QUERY, key=("id",))) == [ROW]
+            assert read(session, Q) == [ROW]
     bound = np.array([1], np.int64)
     with session_of(legacy) as session:
         shape = session.describe(calls)
