@@ -62,7 +62,7 @@ class GenericOverPostgreSQL(OfPostgreSQL):
     name = "generic over postgresql"
     types = POSTGRESQL
     prelude = ()
-    refused_types = ("real[]", "uuid", "timestamptz", "interval", "numeric")
+    refused_types = ("real[]", "uuid", "interval", "numeric")
     row_limits = (rows,)
     lacks = LACKS
 

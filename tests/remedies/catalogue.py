@@ -105,11 +105,11 @@ class _Module:
         if named:
             yield from named
             return
-        name = getattr(call.func, "id", None) or getattr(call.func, "attr", "")
+        name = str(getattr(call.func, "id", None) or getattr(call.func, "attr", ""))
         if name == "error" and len(call.args) > 2:  # of a table of a file
             yield call.args[2]
-        elif name in self.functions:
-            parameters = [a.arg for a in self.functions[name].args.args if a.arg != "self"]
+        elif (owner := _owner(self, name)) is not None:
+            parameters = [a.arg for a in owner.functions[name].args.args if a.arg != "self"]
             if "remedy" in parameters and len(call.args) > parameters.index("remedy"):
                 yield call.args[parameters.index("remedy")]
 
@@ -193,14 +193,18 @@ def _assigned(function: ast.FunctionDef, name: str) -> list[ast.expr]:
     return found
 
 
+def _owner(module: _Module, name: str) -> _Module | None:
+    """Return the module of a function: this one, or the only other one that has its name."""
+    if name in module.functions:
+        return module
+    owners = [other for other in _modules() if name in other.functions]
+    return owners[0] if len(owners) == 1 or (owners and name == "nearest") else None
+
+
 def _returned(module: _Module, name: str, depth: int) -> Iterator[str]:
-    """Yield the texts that a function returns, of this module or the only one of that name."""
-    owner = module
-    if name not in module.functions:
-        owners = [other for other in _modules() if name in other.functions]
-        if len(owners) != 1 and name != "nearest":
-            return
-        owner = owners[0]
+    """Yield the texts that a function returns."""
+    if (owner := _owner(module, name)) is None:
+        return
     function = owner.functions[name]
     for node in ast.walk(function):
         if isinstance(node, ast.Return) and node.value is not None:

@@ -96,6 +96,34 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 _ENGINES = "tests/source_agent/engines"
 _VERSIONS = "tests/warehouse_agent/visible_versions/test_warehouse_versions.py"
 ELSEWHERE: dict[str, tuple[str, ...]] = {
+    f"{_ENGINES}/test_generic.py::test_an_instant_is_refused_and_its_text_in_utc_is_read": (
+        "Publish a view that casts it to text in UTC.",
+    ),
+    f"{_ENGINES}/test_generic.py::test_types_of_a_query_are_declared": (
+        'Declare it: types = {"…" = "…"}, or ……',
+        "Remove it from `types`.",
+    ),
+    "source_agent/engines/conformance/test_values.py"
+    "::test_a_type_without_exact_values_is_refused": (
+        'Set as_text = ["…"], or publish a view that casts it.',
+        'Set as_text = ["…"], or publish a query with CAST.',
+    ),
+    f"{_ENGINES}/test_firebird.py::test_an_array_is_refused_by_name": (
+        "Publish a query that selects its elements, such as …[1].",
+    ),
+    f"{_ENGINES}/test_firebird_zones.py"
+    "::test_the_two_casts_of_the_remedy_tell_all_times_with_a_zone_apart": (
+        (
+            "Publish a query that casts it twice: CAST(… AS VARCHAR(60)) shows the zone,"
+            " CAST(… AT TIME ZONE 'UTC' AS VARCHAR(60)) the instant."
+        ),
+    ),
+    f"{_ENGINES}/test_mariadb.py::test_the_number_that_a_refusal_recommends_tells_all_members": (
+        "Publish a query that selects CAST(… AS UNSIGNED), the number, beside it or instead.",
+    ),
+    f"{_ENGINES}/test_mariadb.py::test_character_sets_that_unicode_does_not_hold": (
+        'Set as_text = ["…"] to read it as hexadecimal digits.',
+    ),
     f"{_ENGINES}/test_mysql.py::test_a_package_that_a_login_needs_is_named": (
         "pip install 'driftline[mysql]', or connect with TLS (`ssl_ca` in the URL).",
     ),
@@ -263,9 +291,11 @@ _INSTALL = "it installs a package, which a test must not do to the environment t
 _MACHINE = "it needs a machine with more memory"
 _CHECKED = "the words of a query are checked before, and none is known that Spark does not support"
 _STORED = "the server checks text when it is stored, and no SQL stores text that is none"
+_TYPE = "no server that tests run has a type that is not listed"
 _COLLISION = "it needs two keys with one hash of 64 bits, under a secret seed"
 _CLUSTER = "it needs machines of a cluster that differ, and a test has one machine"
 NOBODY: dict[str, tuple[str, ...]] = {
+    _TYPE: ("Publish a query that casts it to CHAR.",),
     _REPORT: (
         "Nothing of the view was published. Report it; the next refresh recomputes the view.",
         "Please report it with the log; run with --debug for the traceback.",

@@ -58,6 +58,7 @@ def test_the_conditions_and_tests_that_are_named_exist() -> None:
 def test_the_catalogue_finds_each_way_in_which_a_remedy_is_given() -> None:
     for text in (
         "Run: chmod 600 …",  # a call's argument in the place of `remedy`
+        "Remove it from `types`.",  # the same, of another module's function
         "Check the name, or ask the DBA to publish it to this certificate.",  # of a class
         "Run PRAGMA integrity_check on it.",  # a row of a table
         "To go on: driftline refresh … --accept-schema",  # a keyword, with a value

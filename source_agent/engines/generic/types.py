@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from driftline.values.types import DeclaredType
 from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 
 from source_agent.engines.generic.dialects import DialectEntry
@@ -145,6 +146,9 @@ def _read(relation: Relation, column: InspectedColumn, catalogue: GenericCatalog
     """Return how a column is read; it is nullable: a dialect tells what is declared, and not what
     its database enforces."""
     expression = catalogue.quote(column.name)
+    if why := _zone(column.type):
+        remedy = "Publish a view that casts it to text in UTC."
+        raise refused_type(relation, column.name, f"has the type {column.type!r}{why}", remedy)
     if column.name in relation.as_text:
         return ReadColumn(column.name, DeclaredType("text"), expression, "shown")
     remedy = f'Set as_text = ["{column.name}"], or publish a view that casts it.'
@@ -208,13 +212,22 @@ def _decimal(column: InspectedColumn, type: sql.Numeric[Any]) -> tuple[DeclaredT
     return DeclaredType("numeric", precision, scale), ""
 
 
+def _zone(type: sql.TypeEngine[Any] | None) -> str:
+    """Return why what a driver shows of a time may not tell two instants apart; empty: it does."""
+    if not isinstance(type, sql.DateTime | sql.Time):
+        return ""
+    if type.timezone or type.__visit_name__.upper() == "DATETIMEOFFSET":
+        return " with a zone, which a driver may lose"
+    if isinstance(type, mysql.TIMESTAMP) or getattr(type, "local_timezone", False):
+        return ", shown in the zone of the session, where an hour comes twice in autumn"
+    return ""
+
+
 def _timestamp(type: sql.DateTime) -> tuple[DeclaredType | None, str]:
     digits = getattr(type, "precision", None)
     if digits is None:
         digits = getattr(type, "fsp", None)
     name = type.__visit_name__.upper()
-    if type.timezone or name == "DATETIMEOFFSET":
-        return None, " with a zone"
     if (digits if digits is not None else MICROSECONDS + (name in _FINER)) > MICROSECONDS:
         return None, ", finer than a microsecond"
     return DeclaredType("timestamp"), ""

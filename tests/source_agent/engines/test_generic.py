@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driftline.errors import ConfigurationError, DatabaseUnavailable
 from sqlalchemy import types as sql
+from sqlalchemy.dialects import mssql, mysql, oracle
 
 from source_agent.engines.conformance.legacy import Legacy
 from source_agent.engines.conformance.reads import read, session_of
 from source_agent.engines.conformance.suite import *  # noqa: F403 - collected, with this `legacy`
 from source_agent.engines.generic import dialects
-from source_agent.engines.generic.types import InspectedColumn, _declared
+from source_agent.engines.generic.types import InspectedColumn, _declared, _zone
 from source_agent.engines.interface import Limits
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Consistency, Relation
+from tests.harness.legacies import OfMariaDB, OfPostgreSQL
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
 from tests.harness.source_commands import source_command
 
@@ -45,6 +48,10 @@ def test_types_of_a_query_are_declared(legacy: Legacy) -> None:
             session.describe(Relation("q", query=query, key=("k",)))
         with pytest.raises(ConfigurationError, match="without loss"):
             session.describe(Relation("q", query=query, key=("k",), types=(("k", "float8"),)))
+        known = Relation("t", table="t", key=("id",), types=(("id", "int8"),))
+        with pytest.raises(ConfigurationError, match="Remove it from `types`"):
+            session.describe(known)
+        assert read(session, replace(known, types=())) == [["1", "a%s"]]
 
 
 def test_a_marker_is_refused(legacy: Legacy) -> None:
@@ -106,7 +113,8 @@ def column(type: sql.TypeEngine[Any], precision: Any = None, scale: Any = None) 
         (column(sql.Numeric()), "without precision and scale"),
         (column(sql.Numeric(40, 2)), "beyond 38 digits"),
         (column(sql.Float()), "17 digits"),
-        (column(sql.DateTime(timezone=True)), "zone"),
+        (column(mysql.DATETIME(fsp=6)), "timestamp"),
+        (column(oracle.TIMESTAMP()), "timestamp"),
         (column(sql.Interval()), ""),
         (column(sql.NullType()), ""),
     ],
@@ -116,6 +124,48 @@ def test_a_description_that_contradicts_the_catalogue_is_refused(
 ) -> None:
     type, why = _declared(described)
     assert str(type) == declared if type else declared in why
+
+
+ZONED = (
+    sql.DateTime(timezone=True), sql.TIME(timezone=True), mssql.DATETIMEOFFSET(7),
+    mysql.TIMESTAMP(fsp=6), oracle.TIMESTAMP(local_timezone=True),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("type", ZONED, ids=repr)
+def test_times_that_a_driver_may_not_tell_apart_are_refused(type: sql.TypeEngine[Any]) -> None:
+    assert "zone" in _zone(type)
+
+
+@pytest.mark.parametrize("as_text", [(), ("at",)])
+@pytest.mark.parametrize("over", ["mariadb", "postgresql"])
+def test_an_instant_is_refused_and_its_text_in_utc_is_read(
+    request: pytest.FixtureRequest, over: str, as_text: tuple[str, ...]
+) -> None:
+    """MariaDB's TIMESTAMP is shown in the session's zone: two of them, an hour apart, alike."""
+    server = request.getfixturevalue(over)
+    made, kind, utc = (
+        (OfMariaDB(server), "TIMESTAMP(6) NULL", "CAST(UNIX_TIMESTAMP(at) AS CHAR)")
+        if over == "mariadb"
+        else (OfPostgreSQL(server), "timestamptz", "CAST(at AT TIME ZONE 'UTC' AS text)")
+    )
+    with closing(made) as legacy:
+        legacy.run(
+            f"CREATE TABLE t (id INT PRIMARY KEY, at {kind}, local TIMESTAMP)"
+            if over == "postgresql"
+            else f"CREATE TABLE t (id INT PRIMARY KEY, at {kind}, local DATETIME)",
+            "INSERT INTO t VALUES (1, '2024-10-27 02:30:00', '2024-10-27 02:30:00')",
+            f"CREATE VIEW v AS SELECT id, {utc} AS at, local FROM t",
+        )
+        engine = connect(f"generic+{legacy.url}", None, Limits())
+        with closing(engine.open()) as session:
+            table = Relation("t", table="t", as_text=as_text)
+            with pytest.raises(ConfigurationError, match="a view that casts it to text in UTC"):
+                session.describe(table)
+            assert len(read(session, replace(table, columns=("id", "local"), as_text=()))) == 1
+            [[_, text, local]] = read(session, Relation("v", table="v", key=("id",)))
+            assert text
+            assert local == "2024-10-27 02:30:00"
 
 
 def test_the_dba_is_told_what_is_unknown(legacy: Legacy) -> None:
