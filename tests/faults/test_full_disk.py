@@ -190,7 +190,7 @@ def on_spark(
     "full",
     [
         *(pytest.param(("sqlite", name), id=name) for name in CASES),
-        pytest.param(("postgresql", "change"), id="postgresql", marks=pytest.mark.postgresql),
+        pytest.param(("postgresql", "change"), id="postgresql", marks=pytest.mark.soak),
     ],
     indirect=True,
 )

@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from driftline.failpoints import VARIABLE
@@ -52,6 +53,12 @@ PLACES = [
 ]
 
 
+def shares(places: Sequence[object], first: int) -> list[Any]:
+    """Return every other place, from this one on, for each run; for the soak all."""
+    whole = pytest.param(places, id="all", marks=pytest.mark.soak)
+    return [pytest.param(places[first::2], id="every other one"), whole]
+
+
 @pytest.fixture
 def empty(spark: SparkSession, tmp_path: Path) -> Iterator[Sites]:
     """Sites whose warehouse does not exist yet."""
@@ -83,10 +90,11 @@ def fill(sites: Sites) -> None:
         sites.sql("crm", "INSERT INTO customer VALUES (?, ?)", i, f"name {i}")
 
 
-def test_killed_at(sites: Sites) -> None:
+@pytest.mark.parametrize("places", shares(PLACES, 1))
+def test_killed_at(sites: Sites, places: Sequence[tuple[WarehouseFailpoint, int]]) -> None:
     """At one after the other: what a kill leaves must not hinder the refreshes after it."""
     sites.view_lines = dict.fromkeys(VIEWS, ONE_PHASE)
-    for number, (point, nth) in enumerate(PLACES):
+    for number, (point, nth) in enumerate(places):
         kill_at(sites, number, point, nth)
 
 
@@ -129,12 +137,15 @@ INCREMENTAL = [
 ]
 
 
-def test_killed_in_an_incremental_phase(sites: Sites) -> None:
+@pytest.mark.parametrize("places", shares(INCREMENTAL, 0))
+def test_killed_in_an_incremental_phase(
+    sites: Sites, places: Sequence[tuple[str, str, int]]
+) -> None:
     """The next refresh goes on incrementally, from the feeds of what was committed or not."""
     sites.view_lines = dict.fromkeys(VIEWS, f'maintain = "incremental"\n{ONE_PHASE}')
     oracle = LineageOracle(sites)
     oracle.check()
-    for number, place in enumerate(INCREMENTAL):
+    for number, place in enumerate(places):
         before = all_seen(sites)
         edit(sites, number)
         killed(sites, *place)

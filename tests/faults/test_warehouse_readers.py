@@ -197,7 +197,7 @@ class Writer:
 @pytest.mark.parametrize(
     ("reads", "kills", "count"),
     [
-        (100, 2, 1),
+        (30, 1, 1),
         pytest.param(
             10_000, 100, min(len(os.sched_getaffinity(0)), READERS_MAX), marks=pytest.mark.soak
         ),
