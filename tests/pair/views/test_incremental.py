@@ -142,10 +142,11 @@ def incremental(reports: dict[str, Report], *names: str) -> None:
         assert report.method == ViewMethod.INCREMENTAL, report.method_why
 
 
-def test_random_edits_of_all(only: Only) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_random_edits_of_all(only: Only, rounds: int) -> None:
     """Chain, cycle, self-join, cross join, a cast, `<=>`, a view over a view, and no row at all."""
     (sites, oracle), rng = only(*VIEWS), random.Random(16)
-    for _ in range(4):
+    for _ in range(rounds):
         for key in rng.sample(range(45), 4):
             sites.sql("erp", "DELETE FROM orders WHERE id = ?", key)
             if rng.random() < 0.7:

@@ -3,8 +3,8 @@
 They are maintained by affected keys; values and lineage are compared, and each change feed must
 lead from the version before to the next. Join values are NULL and occur several times; keys are
 integers, texts and of two columns. Each group of views has a warehouse of its own and three
-refreshes after the load, two in every run. Every second one reads only the columns and rows that
-its views need.
+refreshes after the load. Every second one reads only the columns and rows that its views need, as
+does that of every run, which has two.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_given(sites: Sites) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "refreshes"),
-    [(0, 2), (1, 2), *(pytest.param(s, 3, marks=pytest.mark.soak) for s in range(30))],
+    [(1, 2), *(pytest.param(s, 3, marks=pytest.mark.soak) for s in range(30))],
 )
 def test_random_views(
     spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, seed: int, refreshes: int
