@@ -64,7 +64,13 @@ def test_steps_on_spark_are_named() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("words", [(), ("--postgres",)], ids=["sqlite", "postgresql"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param((), id="sqlite", marks=pytest.mark.soak),  # its load is interrupted below
+        pytest.param(("--postgres",), id="postgresql"),
+    ],
+)
 def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
     folder, mark = tmp_path / "demo", secrets.token_hex(8)
     seeded = tmp_path / "seeded"
@@ -88,7 +94,9 @@ def test_the_main_job(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.soak)]
+)
 def test_an_interrupted_one_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     mark = secrets.token_hex(8)
     process = start(tmp_path / "demo", mark, "--scale", "0.005")  # its view needs Spark
