@@ -27,6 +27,7 @@ from source_agent.cli.main import main as source_main
 from source_agent.config.file import load
 from source_agent.server.service import Server, start
 from warehouse_agent.cli.main import main as warehouse_main
+from warehouse_agent.runs import batch
 
 _COMMAND = re.compile(r"(driftline(?:-source)? [^`.;]*)")
 
@@ -119,7 +120,7 @@ class Site:
 
     def refresh(self, *options: str) -> Ended:
         """Refresh `orders`, without waiting for another attempt; the report is JSON."""
-        with mock.patch("time.sleep", return_value=None):
+        with mock.patch.object(batch, "WAIT_S_MAX", 0.0):
             return self.driftline("refresh", "orders", "--json", *options)
 
     def fault(self, *options: str) -> str:
