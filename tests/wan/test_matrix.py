@@ -54,7 +54,7 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Legacy]] = {
     **{name: partial(_family, name) for name in FAMILY},
 }
 # What every run tries, without a view: that needs Spark, whose start takes longer than all else.
-DEFAULT = {("dsl", "mariadb"), ("lossy", "postgresql")}
+DEFAULT = {("lossy", "postgresql")}
 
 
 def _case(profile: str, engine: str) -> object:
