@@ -110,7 +110,16 @@ OTHERS = [
 ]
 
 
-@pytest.fixture(params=KINDS, ids=lambda of: f"{of[0]}-{of[1].value}")
+@pytest.fixture(
+    params=[
+        pytest.param(
+            kind,
+            marks=pytest.mark.soak if kind[0] == "mysql" else (),
+            id=f"{kind[0]}-{kind[1].value}",
+        )
+        for kind in KINDS
+    ]
+)
 def goods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Goods]:
     engine, kind = request.param
     legacy = LEGACIES[engine](request, tmp_path)

@@ -59,7 +59,7 @@ query = "SELECT id, v, tag FROM u WHERE id >= 0"
 key = ["id"]
 """
 RUNS: Final = 250  # of each server, under --soak
-WAIT_S: Final = 0.5  # for DDL that may have to wait for the exchange
+WAIT_S: Final = 0.2  # for DDL that may have to wait for the exchange
 IDS: Final = range(0, 100, 10)
 TILES: Final = ((0, 49), (50, 99))
 

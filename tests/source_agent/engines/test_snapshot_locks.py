@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pymysql
@@ -73,11 +74,16 @@ def test_what_opens_a_snapshot(family: OfMariaDB) -> None:
 def test_a_named_table_is_locked_before_the_snapshot(
     family: OfMariaDB, named: list[Relation]
 ) -> None:
+
+    def waits(sql: str) -> None:
+        with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
+            family.run("SET lock_wait_timeout = 1", sql)
+
+    ddl = ("RENAME TABLE t TO gone", "ALTER TABLE t ADD COLUMN w int", "TRUNCATE t")
     with closing(family.connect().open((), named)) as session:
         family.run("INSERT INTO u VALUES (3, 3)")
-        for sql in ("RENAME TABLE t TO gone", "ALTER TABLE t ADD COLUMN w int", "TRUNCATE t"):
-            with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
-                family.run("SET lock_wait_timeout = 1", sql)
+        with ThreadPoolExecutor() as beside:
+            assert len([*beside.map(waits, ddl)]) == len(ddl)
         assert len(read(session, T)) == len(read(session, U)) == 2
     family.run("RENAME TABLE t TO gone")
 
