@@ -26,7 +26,7 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # every run has it with one table: test_commands
 def test_commands_on_many_tables() -> None:
     words = ["--tables", "2", "--rows", "60", "--changed", "3", "--rounds", "1"]
     found = run("benchmarks.refreshes.many", *words).splitlines()
@@ -50,9 +50,7 @@ def test_commands_on_many_tables() -> None:
         assert 1 < peak < 1000
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-@pytest.mark.postgresql
+@pytest.mark.soak  # every run has it without Spark: test_commands
 def test_a_checkout_against_itself() -> None:
     words = ["--rows", "300", "--rounds", "1", "--small-bytes", "0"]
     found = run("benchmarks.refreshes.against", str(ROOT), *words).splitlines()

@@ -22,8 +22,8 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CutRig]:
 @pytest.mark.parametrize(
     ("rig", "count"),
     [
-        ("sqlite", 10),
-        ("postgresql", 5),
+        ("sqlite", 5),
+        ("postgresql", 3),
         pytest.param("sqlite", OFFSETS, marks=pytest.mark.soak),
         pytest.param("postgresql", OFFSETS, marks=pytest.mark.soak),
     ],

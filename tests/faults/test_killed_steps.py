@@ -87,7 +87,8 @@ IN_DRIVER = [
 ]
 KILLS = [
     *(("driver", *kill) for kill in (*EVERYWHERE, *IN_DRIVER)),
-    *(pytest.param("spark", *kill, marks=pytest.mark.spark) for kill in EVERYWHERE),
+    *(pytest.param("spark", *kill, marks=pytest.mark.spark) for kill in EVERYWHERE[1::2]),
+    *(pytest.param("spark", *kill, marks=pytest.mark.soak) for kill in EVERYWHERE[::2]),
 ]
 EDITS = (
     "UPDATE t SET note = 'one' WHERE id % 10 = 0",

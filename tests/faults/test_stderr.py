@@ -137,7 +137,7 @@ def test_a_refused_certificate_is_one_line(site: Site) -> None:
     assert [line for line in log if FOREIGN.search(line)] == []
 
 
-@pytest.mark.parametrize("is_working", [False, True])
+@pytest.mark.parametrize("is_working", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_killed_jvm_is_started_again(site: Site, is_working: bool) -> None:
     """Killed while it starts or in its first job, after rows were staged; the same command goes on
     with another."""

@@ -47,6 +47,27 @@ ROWS = 3000
 FRAME_BYTES = 16_000  # of rows, some 80 bytes each
 CHUNK_SHIFT = 12
 KEYS = {"integer": "id", "two integers": "line, id", "text": "code"}
+# Each engine and place with each kind of key; with one in every run.
+IN_EVERY_RUN = {
+    "sqlite": "integer",
+    ON_SPARK: "text",
+    "postgresql": "text",
+    "mariadb": "two integers",
+}
+EVERYWHERE = pytest.mark.parametrize(
+    ("pair", "legacy"),
+    [
+        pytest.param(
+            key,
+            engine,
+            id=f"{key}-{engine}",
+            marks=() if IN_EVERY_RUN.get(engine) == key else pytest.mark.soak,
+        )
+        for key in KEYS
+        for engine in ("sqlite", ON_SPARK, "postgresql", *FAMILY)
+    ],
+    indirect=True,
+)
 
 
 @dataclass
@@ -79,7 +100,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     return made
 
 
-@pytest.fixture(params=["sqlite", ON_SPARK, "postgresql", *FAMILY])
+@pytest.fixture
 def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
     with closing(legacy_of(request, tmp_path)) as made:
         yield made
@@ -149,6 +170,7 @@ def gaps(pair: Pair, line_frames: int, ends: int) -> int:
     return line_frames if pair.small_bytes == 0 else ends
 
 
+@EVERYWHERE
 def test_rows_do_not_come_again(pair: Pair, line: Line) -> None:
     first = cut(pair, line, 6)
     second = cut(pair, line, 5)
@@ -157,6 +179,7 @@ def test_rows_do_not_come_again(pair: Pair, line: Line) -> None:
     assert go_on(pair, line) <= ROWS - first - second + lost(gaps(pair, 6 + 5, 2))
 
 
+@EVERYWHERE
 def test_rows_that_changed_meanwhile(pair: Pair, line: Line, legacy: Legacy) -> None:
     """Updated, inserted and deleted, beside those that are staged and among them."""
     rng = random.Random(7)
@@ -186,6 +209,7 @@ def test_a_method_is_for_refreshes(pair: Pair, line: Line, method: str) -> None:
     pair.check("t")
 
 
+@EVERYWHERE
 def test_every_row_changed(pair: Pair, line: Line, legacy: Legacy) -> None:
     """All rows come, and none of those that were staged is published."""
     cut(pair, line, 8)
@@ -193,12 +217,14 @@ def test_every_row_changed(pair: Pair, line: Line, legacy: Legacy) -> None:
     assert go_on(pair, line) == ROWS
 
 
+@EVERYWHERE
 def test_the_table_was_emptied(pair: Pair, line: Line, legacy: Legacy) -> None:
     cut(pair, line, 8)
     legacy.execute("DELETE FROM t")
     assert go_on(pair, line) == 0
 
 
+@EVERYWHERE
 def test_a_damaged_frame_comes_again(pair: Pair, line: Line) -> None:
     """So do the rows around it; nothing else does."""
     staged = cut(pair, line, 8)
@@ -306,6 +332,7 @@ def begin_copy(pair: Pair, legacy: Legacy) -> None:
     legacy.execute(f"UPDATE t SET note = {new} WHERE line < 5")
 
 
+@EVERYWHERE
 def test_a_copy_that_was_cut_goes_on(pair: Pair, line: Line, legacy: Legacy) -> None:
     """With rows that changed between the attempts; its feed is that of any copy."""
     begin_copy(pair, legacy)

@@ -37,7 +37,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
             yield made
 
 
-@pytest.mark.parametrize("kind", [NotNow, LimitExceeded])
+@pytest.mark.parametrize("kind", [NotNow, pytest.param(LimitExceeded, marks=pytest.mark.soak)])
 def test_the_next_relation_is_compared_in_a_new_stream(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: type[DriftlineError]
 ) -> None:

@@ -416,7 +416,9 @@ def of_relation(views: Iterable[str], name: str) -> list[OccurrenceNeed]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize(
+    "seed", [*range(50), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(50, 150))]
+)
 def test_random_views_over_derived_relations(seed: int) -> None:
     rng = random.Random(seed)
     views = [random_view(rng) for _ in range(rng.randint(1, 3))]

@@ -166,7 +166,9 @@ def test_it_is_the_formula_row_by_row() -> None:
     not all(map(available, HISTORIES)),
     reason=f"NO REAL TABLES, NOT TESTED: {DATA} is not there",
 )
-@pytest.mark.parametrize("schedule", [Schedule.WEEKLY, Schedule.IRREGULAR])
+@pytest.mark.parametrize(
+    "schedule", [Schedule.WEEKLY, pytest.param(Schedule.IRREGULAR, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("name", HISTORIES)
 def test_real_rows_are_predicted_best(name: str, schedule: Schedule) -> None:
     found = score(name, schedule)

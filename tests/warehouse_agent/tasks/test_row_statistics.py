@@ -95,7 +95,7 @@ def update(pair: Pair, name: str, *ids: int, text: str) -> None:
         ("range", ROWS + 1),
         ("full", ROWS + 1),
         ("sketch", 0),
-        ("full", 0),
+        pytest.param("full", 0, marks=pytest.mark.soak),
     ],
 )
 @pytest.mark.parametrize("name", TABLES)
