@@ -35,6 +35,7 @@ from tests import ROOT
 from tests.harness.forks import SOURCE, Fork
 from tests.harness.installation import Installation, clean_environment
 from tests.harness.legacy import LEGACIES, Legacy
+from tests.harness.no_spark import NoSpark
 from tests.harness.places import InWarehouse
 from warehouse_agent import config as configure
 from warehouse_agent.cli.main import cli
@@ -52,7 +53,8 @@ from warehouse_agent.visible_versions.readers import changes, read
 
 START_S_MAX = 60.0
 
-# The product's default, by which seconds decide, unless the variable is set.
+# The product's default, by which seconds decide, unless the variable is set. With 0 a test that has
+# no Spark is skipped.
 SMALL_BYTES = int(found) if (found := os.environ.get("DRIFTLINE_SMALL_BYTES")) else None
 ON_SPARK = "sqlite, all on Spark"  # the name of a parameter, see `legacy_of`
 # Else an agent beside its database rests up to 15 times as long as it reads while other tests run.
@@ -87,6 +89,8 @@ class Pair(InWarehouse):
 
         `limits`: the lines of [limits].
         """
+        if SMALL_BYTES == 0 and isinstance(spark, NoSpark):
+            pytest.skip("every step is Spark's, and the test has none")
         self._session = spark
         self.legacy = legacy
         self.folder = folder

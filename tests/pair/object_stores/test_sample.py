@@ -17,7 +17,7 @@ from source_agent.scan import frame_builder
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import Bucket
-from tests.harness.pair import Pair
+from tests.harness.pair import SMALL_BYTES, Pair
 from tests.harness.views import Sites
 from warehouse_agent.storage import formats
 from warehouse_agent.tasks import staging
@@ -27,12 +27,13 @@ Serve = Callable[[str], Pair]  # a pair of a table with these lines of its fragm
 
 
 @pytest.fixture
-def serve(bucket: Bucket, tmp_path: Path) -> Iterator[Serve]:
+def serve(bucket: Bucket, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
+    spark = request.getfixturevalue("spark") if SMALL_BYTES == 0 else NoSpark()
     legacy = SqliteLegacy(tmp_path / "erp.db")
     legacy.execute("CREATE TABLE t (id INTEGER PRIMARY KEY NOT NULL, v INTEGER, note TEXT)")
     legacy.many("INSERT INTO t VALUES (?, ?, ?)", [(i * 3, i, f"note {i}") for i in range(ROWS)])
     marker = 'marker = { column = "v" }'
-    with Pair(NoSpark(), legacy, tmp_path / "pair", {"t": f'table = "t"\n{marker}'}) as pair:
+    with Pair(spark, legacy, tmp_path / "pair", {"t": f'table = "t"\n{marker}'}) as pair:
         pair.bucket = bucket
 
         def served(lines: str) -> Pair:
