@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import os
 import random
 import shutil
 import time
@@ -25,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import SMALL_BYTES, Pair
+from tests.harness.places import Place, copy, move, remove
 from warehouse_agent import changes
 from warehouse_agent.history.notes import Notes, note_damage
 from warehouse_agent.refresh.job import Job, Options
@@ -72,9 +72,9 @@ def pair(
     """A copy of its own of the loaded table and its source; with a parameter, its `small_bytes`."""
     for one in loaded.glob("erp.db*"):
         shutil.copyfile(one, tmp_path / one.name)
-    shutil.copytree(loaded / "warehouse", tmp_path / "pair" / "warehouse")
     legacy = SqliteLegacy(tmp_path / "erp.db")
-    with Pair(spark, legacy, tmp_path / "pair", {"orders": 'table = "orders"'}) as made:
+    relations = {"orders": 'table = "orders"'}
+    with Pair(spark, legacy, tmp_path / "pair", relations, template=loaded) as made:
         made.small_bytes = getattr(request, "param", made.small_bytes)
         # Tests bound the bytes, which a fast line may spend to save time.
         made.source_lines = f'address = "{made.address}"\ninsecure = true\nobjective = "bytes"'
@@ -98,15 +98,15 @@ def head(pair: Pair) -> Snapshot:
     return found
 
 
-def place(file: DataFile) -> Path:
-    return Path(file.uri.removeprefix("file://"))
+def place(pair: Pair, file: DataFile) -> Place:
+    return pair.place(file.uri)
 
 
-def flip(file: DataFile, at: float, bit: int = 4) -> None:
+def flip(pair: Pair, file: DataFile, at: float, bit: int = 4) -> None:
     """One bit, so far into the file."""
-    data = bytearray(place(file).read_bytes())
+    data = bytearray(place(pair, file).read_bytes())
     data[int(at * len(data))] ^= 1 << bit
-    place(file).write_bytes(data)
+    place(pair, file).write_bytes(data)
 
 
 def mended(pair: Pair, report: Report, lost: list[DataFile]) -> None:
@@ -129,13 +129,13 @@ def test_a_missing_file(pair: Pair) -> None:
     are new."""
     before = head(pair)
     lost = before.files[1]
-    place(lost).unlink()
+    place(pair, lost).unlink()
     report = pair.refresh("orders")
     mended(pair, report, [lost])
     assert (report.rows_inserted, report.rows_updated, report.rows_deleted) == (0, 0, 0)
     assert report.rows_total == before.rows
     with pytest.raises(NotFound, match=r"900 rows of damaged files were pulled again"):
-        changes(pair.spark, pair.warehouse, "orders", since=before.version)
+        changes(pair.spark, str(pair.root), "orders", since=before.version, storage=pair.storage)
     pair.legacy.execute("UPDATE orders SET note = 'new' WHERE status = 3")
     assert pair.refresh("orders").repaired_files == 0
     pair.check_feed("orders", before.version + 2)
@@ -146,7 +146,7 @@ def test_a_missing_file_of_rows_that_are_gone(pair: Pair) -> None:
     lost = head(pair).files
     gone = [f for f in lost if f.bounds is not None and f.bounds[0] > ROWS]
     for file in gone[:2]:
-        place(file).unlink()
+        place(pair, file).unlink()
         pair.legacy.execute(
             f"DELETE FROM orders WHERE id BETWEEN {file.bounds[0]} AND {file.bounds[1]}"  # type: ignore[index]
         )
@@ -160,7 +160,7 @@ def test_a_page_that_cannot_be_read(pair: Pair) -> None:
     """Found by the read that fails on it, which names the file; the next attempt mends it."""
     before = head(pair)
     lost = before.files[0]
-    flip(lost, 0.1)
+    flip(pair, lost, 0.1)
     ends = lost.bounds
     assert ends is not None
     pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id BETWEEN ? AND ?", *ends)
@@ -173,7 +173,7 @@ def test_a_page_that_cannot_be_read(pair: Pair) -> None:
 
 def test_a_command_mends_what_it_meets(pair: Pair) -> None:
     lost = next(f for f in head(pair).files if f.bounds == (2 * ROWS + 1, 3 * ROWS))
-    flip(lost, 0.1)
+    flip(pair, lost, 0.1)
     assert lost.bounds is not None
     pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id BETWEEN ? AND ?", *lost.bounds)
     report = pair.refresh("orders", attempts=2)
@@ -186,10 +186,10 @@ def test_damage_that_verify_found_and_that_was_restored(pair: Pair) -> None:
     """A note is no verdict: what is noted is read again, and stays where it is whole."""
     before = head(pair)
     lost = before.files[1]
-    copy = place(lost).read_bytes()
-    flip(lost, 0.3)
+    copy = place(pair, lost).read_bytes()
+    flip(pair, lost, 0.3)
     assert set(damaged(pair.steps, store(pair), "orders", before)) == {lost.path}
-    place(lost).write_bytes(copy)
+    place(pair, lost).write_bytes(copy)
     report = pair.refresh("orders")
     assert (report.version, report.repaired_files) == (before.version, 0)
     assert not store(pair).read_json("_driftline", "fragments", "orders.json").get("damaged")
@@ -199,7 +199,7 @@ def test_damage_that_verify_found_in_an_older_version(pair: Pair) -> None:
     """A refresh published while `verify` read: the file is in the next version as well."""
     before = head(pair)
     lost = before.files[1]
-    flip(lost, 0.3)
+    flip(pair, lost, 0.3)
     pair.legacy.execute("INSERT INTO orders VALUES (?, 1, 'new')", 10 * ROWS)
     assert pair.refresh("orders").version == before.version + 1
     assert set(damaged(pair.steps, store(pair), "orders", before)) == {lost.path}
@@ -210,8 +210,8 @@ def test_damage_that_verify_found_in_an_older_version(pair: Pair) -> None:
 def test_a_repair_is_told_what_verify_found(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours may pass between both, with refreshes that read nothing of what is damaged."""
     lost = head(pair).files[1]
-    flip(lost, 0.3)
-    notes = pair.warehouse / "_driftline" / "fragments" / "orders.json"
+    flip(pair, lost, 0.3)
+    notes = pair.root / "_driftline" / "fragments" / "orders.json"
     old = notes.read_bytes()
 
     def found(*args: Any, **kwargs: Any) -> dict[str, str]:
@@ -235,7 +235,7 @@ def test_damage_that_is_found_while_a_refresh_runs(
     """The note waits for the lock; where that takes too long, `verify` says so."""
     before = head(pair)
     lost = before.files[1]
-    flip(lost, 0.3)
+    flip(pair, lost, 0.3)
     with contextlib.ExitStack() as refresh:
         refresh.enter_context(store(pair).lock("orders"))
         with monkeypatch.context() as patched:
@@ -257,7 +257,7 @@ def test_a_note_that_is_made_while_a_refresh_runs(
     """Where storage has no locks: what this refresh did not read again is left to the next."""
     before = head(pair)
     lost = before.files[1]
-    flip(lost, 0.3)
+    flip(pair, lost, 0.3)
     published = repair.published
 
     def noted_then(job: Job) -> Snapshot | None:
@@ -296,7 +296,7 @@ def test_a_failure_that_passes_is_no_damage(
     monkeypatch.setattr(pq, "ParquetFile", once)
     assert not list(run(iter(known)))
     assert failed
-    flip(version.files[1], 0.3)
+    flip(pair, version.files[1], 0.3)
     (batch,) = run(iter(known))
     assert batch.column("path").to_pylist() == [version.files[1].path]
 
@@ -305,7 +305,7 @@ def test_most_files_are_missing(pair: Pair) -> None:
     """That is rather a disk that is not there: nothing is pulled until somebody says so."""
     lost = list(head(pair).files[:3])
     for file in lost:
-        place(file).unlink()
+        place(pair, file).unlink()
     error = pair.error("orders")
     assert (error["code"], error["exit_code"]) == ("WAREHOUSE", 1)
     assert "3 of 4 data files" in error["message"]
@@ -316,7 +316,7 @@ def test_most_files_are_missing(pair: Pair) -> None:
 def test_all_files_are_missing(pair: Pair) -> None:
     lost = list(head(pair).files)
     for file in lost:
-        place(file).unlink()
+        place(pair, file).unlink()
     assert pair.error("orders")["code"] == "WAREHOUSE"
     mended(pair, pair.refresh("orders", options=Options(repair=True)), lost)
 
@@ -325,7 +325,7 @@ def test_all_files_are_missing(pair: Pair) -> None:
 def test_a_storage_that_does_not_answer_is_no_damage(pair: Pair, options: Options) -> None:
     """A folder that cannot be listed, and a file that cannot be read, are not lost."""
     before = head(pair)
-    folder = place(before.files[0]).parent
+    folder = (pair.warehouse / "orders" / before.files[0].path).parent
     aside = folder.with_name("aside")
     folder.rename(aside)
     folder.symlink_to(folder.name)  # whoever opens it, root as well, gets ELOOP
@@ -340,8 +340,8 @@ def test_a_storage_that_does_not_answer_is_no_damage(pair: Pair, options: Option
 def test_older_versions_and_gc(pair: Pair) -> None:
     """A version that has the lost file stays damaged, and gc gets by without it."""
     before = head(pair)
-    place(before.files[1]).unlink()
-    place(before.files[2]).write_bytes(b"")
+    place(pair, before.files[1]).unlink()
+    place(pair, before.files[2]).write_bytes(b"")
     pair.refresh("orders")
     with pytest.raises(Exception, match=r"(?i)not exist|not found|FAILED_READ_FILE"):
         pair.read("orders", before.version)
@@ -349,7 +349,7 @@ def test_older_versions_and_gc(pair: Pair) -> None:
     garbage = unreferenced(store(pair), "orders", keep_hours=0, now=now)
     for one in garbage.places:
         store(pair).remove_file(*one)
-    assert not place(before.files[2]).exists()
+    assert not place(pair, before.files[2]).exists()
     pair.check("orders")
     assert pair.refresh("orders").repaired_files == 0
 
@@ -358,7 +358,7 @@ def test_older_versions_and_gc(pair: Pair) -> None:
 def test_other_columns(pair: Pair) -> None:
     """A schema that is accepted while files are lost."""
     lost = head(pair).files[1]
-    place(lost).unlink()
+    place(pair, lost).unlink()
     pair.legacy.execute("ALTER TABLE orders ADD COLUMN more INT")
     pair.legacy.execute("UPDATE orders SET more = id WHERE status = 2")
     report = pair.refresh("orders", options=Options(accept_schema=True))
@@ -370,7 +370,7 @@ def test_in_parts(pair: Pair) -> None:
     """What is not compared would stay lost, so all of it is compared this time."""
     pair.fragment_lines["orders"] = 'read_at_most = 1000\nrequire = "fuzzy"'
     lost = head(pair).files[1]
-    place(lost).unlink()
+    place(pair, lost).unlink()
     report = pair.refresh("orders")
     mended(pair, report, [lost])
     assert report.proof == "total"
@@ -380,12 +380,12 @@ def test_in_tiles(pair: Pair) -> None:
     """Rows of a lost file are in tiles, too; a pass that began before the loss begins anew."""
     pair.fragment_lines["orders"] = 'incremental = {rows = 400, pause_s = 0.001}\nrequire = "fuzzy"'
     lost = head(pair).files[1]
-    place(lost).unlink()
+    place(pair, lost).unlink()
     report = pair.refresh("orders")
     assert report.tiles == 11  # 9 of its rows, and 2 for as many new ones as came before
     mended(pair, report, [lost])
     flipped = head(pair).files[0]
-    flip(flipped, 0.1)
+    flip(pair, flipped, 0.1)
     assert flipped.bounds is not None
     pair.legacy.execute("UPDATE orders SET note = 'new' WHERE id = ?", flipped.bounds[0])
     report = pair.refresh("orders", attempts=2)
@@ -397,8 +397,8 @@ def test_in_tiles(pair: Pair) -> None:
 # Tables that went back in time
 
 
-def log_entry(pair: Pair, version: int) -> Path:
-    return pair.warehouse / "orders" / "_delta_log" / f"{version:020d}.json"
+def log_entry(pair: Pair, version: int) -> Place:
+    return pair.root / "orders" / "_delta_log" / f"{version:020d}.json"
 
 
 def test_a_newest_log_entry_that_was_removed(pair: Pair) -> None:
@@ -424,7 +424,9 @@ def test_a_newest_log_entry_that_was_removed(pair: Pair) -> None:
     # Who followed the feed up to the version that is gone is not led on from what it was not.
     for since in (newest - 1, newest):
         with pytest.raises(NotFound, match=f"version {newest - 1} was restored"):
-            changes(pair.spark, pair.warehouse, "orders", since=since).collect()
+            changes(
+                pair.spark, str(pair.root), "orders", since=since, storage=pair.storage
+            ).collect()
     pair.legacy.execute("UPDATE orders SET note = 'later' WHERE status = 2")
     assert pair.refresh("orders").version == newest + 3
     pair.check_feed("orders", newest + 3)
@@ -432,14 +434,14 @@ def test_a_newest_log_entry_that_was_removed(pair: Pair) -> None:
 
 def test_a_table_restored_from_a_backup(pair: Pair) -> None:
     """Several versions back, with what an unfinished exchange had staged since."""
-    table = pair.warehouse / "orders"
-    shutil.copytree(table, pair.folder / "backup")
+    table = pair.root / "orders"
+    copy(table, pair.folder / "backup")
     before = head(pair).version
     for number in range(3):
         pair.legacy.execute("UPDATE orders SET note = ? WHERE status = ?", str(number), number)
         pair.refresh("orders")
-    shutil.rmtree(table)
-    shutil.copytree(pair.folder / "backup", table)
+    remove(table)
+    copy(pair.folder / "backup", table)
     assert pair.error("orders")["code"] == "WAREHOUSE"
     report = pair.refresh("orders", options=Options(accept_restored=True))
     assert report.version == before + 5
@@ -472,7 +474,7 @@ def test_accepting_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_false_alarm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash behind a commit, a note that is lost, a table moved away whose first load is cut."""
-    notes = pair.warehouse / "_driftline" / "fragments" / "orders.json"
+    notes = pair.root / "_driftline" / "fragments" / "orders.json"
     old = notes.read_bytes()
     pair.legacy.execute("UPDATE orders SET note = 'x' WHERE status = 1")
     version = pair.refresh("orders").version
@@ -480,20 +482,20 @@ def test_no_false_alarm(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pair.refresh("orders").version == version
     notes.unlink()
     assert pair.refresh("orders").version == version
-    (pair.warehouse / "orders").rename(pair.folder / "aside")
+    move(pair.root / "orders", pair.folder / "aside")
     with monkeypatch.context() as patched:
         patched.setattr(formats, "commit", lambda *args, **kwargs: 1 / 0)
         patched.setattr(Job, "discard", lambda job: None)  # killed, not failed
         (report,) = pair.reports("orders")
         assert report.error is not None
-    assert list((pair.warehouse / "orders").rglob("*.parquet"))
+    assert list((pair.root / "orders").rglob("*.parquet"))
     assert pair.refresh("orders").version == 0
     pair.check("orders")
 
 
 def test_a_log_that_is_gone(pair: Pair) -> None:
     """With the data files still there it was removed, and not moved away."""
-    shutil.rmtree(pair.warehouse / "orders" / "_delta_log")
+    remove(pair.root / "orders" / "_delta_log")
     error = pair.error("orders")
     assert error["code"] == "WAREHOUSE"
     assert "log is missing" in error["message"]
@@ -504,22 +506,22 @@ def test_a_log_that_is_gone(pair: Pair) -> None:
 # The random gate
 
 
-def _truncate(file: DataFile, _files: list[DataFile], rng: random.Random) -> None:
-    data = place(file).read_bytes()
-    place(file).write_bytes(data[: rng.randrange(1, len(data))])
+def _truncate(pair: Pair, file: DataFile, _files: list[DataFile], rng: random.Random) -> None:
+    data = place(pair, file).read_bytes()
+    place(pair, file).write_bytes(data[: rng.randrange(1, len(data))])
 
 
-def _replace(file: DataFile, files: list[DataFile], rng: random.Random) -> None:
+def _replace(pair: Pair, file: DataFile, files: list[DataFile], rng: random.Random) -> None:
     other = rng.choice([f for f in files if f is not file])
-    shutil.copyfile(place(other), place(file))
+    copy(place(pair, other), place(pair, file))
 
 
-DAMAGES: dict[str, Callable[[DataFile, list[DataFile], random.Random], None]] = {
-    "deleted": lambda file, files, rng: place(file).unlink(),
+DAMAGES: dict[str, Callable[[Pair, DataFile, list[DataFile], random.Random], object]] = {
+    "deleted": lambda pair, file, files, rng: place(pair, file).unlink(),
     "truncated": _truncate,
-    "flipped": lambda file, files, rng: flip(file, rng.random(), rng.randrange(8)),
+    "flipped": lambda pair, file, files, rng: flip(pair, file, rng.random(), rng.randrange(8)),
     "replaced": _replace,
-    "emptied": lambda file, files, rng: os.truncate(place(file), 0),
+    "emptied": lambda pair, file, files, rng: place(pair, file).write_bytes(b""),
 }
 
 
@@ -541,7 +543,7 @@ def damage_at_random(spark: SparkSession, folder: Path, seed: int) -> tuple[int,
         hurt = rng.sample(files, rng.randint(1, max(len(files) // 2, 1)))
         for file in hurt:
             kinds = [kind for kind in DAMAGES if kind != "replaced" or len(files) > 1]
-            DAMAGES[rng.choice(kinds)](file, files, rng)
+            DAMAGES[rng.choice(kinds)](pair, file, files, rng)
         if rng.random() < 0.3:
             legacy.execute("UPDATE orders SET note = 'edited' WHERE status = 5 AND length(id) < 3")
         moved = 0
