@@ -38,6 +38,7 @@ DIGEST_BYTES = 8
 ROWS_PER_RANGE = 4  # of the finest partition: below it a digest costs as much as its row hashes
 SATURATED = 0.95  # of the slots, 3 changes each: a larger share says nothing of the changes
 QUANTILES = 64  # of a partition of integer keys: 5 bytes each in every opening
+ROWS_PER_QUANTILE = 64  # at least: of fewer rows, chance alone makes segments of other widths
 
 OVER, OVER_BYTES = 1.05, 16_384  # of the bytes of a copy, and beside them: the most at worst
 CHANGE_SHARE = 0.01  # of the rows, assumed if there is no earlier refresh
@@ -145,6 +146,9 @@ def partition_for(quantiles: list[int], rows: int, *, integer_key: bool) -> Part
     ranges = min(max(rows // ROWS_PER_RANGE, 2), RANGES_MAX)
     if not integer_key:
         return key_ranges.uniform(ranges)
+    stride = math.ceil((len(quantiles) - 1) / max(rows // ROWS_PER_QUANTILE, 1))
+    if stride > 1:
+        quantiles = [*quantiles[:-1:stride], quantiles[-1]]
     return key_ranges.from_quantiles(quantiles, ranges)
 
 

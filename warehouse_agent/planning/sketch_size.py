@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from driftline.arrays import Floats
-from driftline.limits import SKETCH_KEYS_MAX, THIRD_CELLS_MAX
+from driftline.limits import SKETCH_KEYS_MAX, STRATUM_CELLS, THIRD_CELLS_MAX
+from driftline.reconciliation.ranges import strata_of
 from driftline.reconciliation.sketches import CELL_BYTES, HASHES, Embedding, Grid
 
 from warehouse_agent.planning.change_forecast import ChangeForecast
@@ -46,6 +47,9 @@ THRESHOLD, SHIFT, WIDTH = 1.2219, 1.3, 0.38
 SPARSE = 0.3  # of the cells are stuck, or fewer: then it is enough to cut these
 PARTS_SPARSE = 8  # cut into n, entries that share all their cells stay together once in n³ times
 CELLS_SPARSE = 64  # that follow for it, or some more if a grid has coarser cells as well
+# Rows of a table without a forecast, at most, whose strata come from the source, if needed. The
+# sample that our strata give is worth its bytes only where nearly half of so many rows changed.
+UNKNOWN_ROWS_MAX = 10_080
 # Thirds whose tables fold to nearly any size, for sketches without a forecast.
 THIRDS = (60, 360, 2520, 10080, 27720, 55440, 110880, 221760, 332640, 498960, THIRD_CELLS_MAX)
 
@@ -158,10 +162,25 @@ def open_sketch(
     """
     embedding = embedding_for(rows, bounds)
     if expected is None:
-        return Sketch(embedding, next((t for t in THIRDS if t >= rows), THIRDS[-1]))
+        return _unknown(embedding, rows, line)
     third, fold = _third_and_fold(rows, expected, prices, line, sure)
     sketch = Sketch(embedding, third, fold)
     return replace(sketch, stalls=not sketch.decodes(expected.median))
+
+
+def _unknown(embedding: Embedding, rows: int, line: Line) -> Sketch:
+    """Return the sketch of a refresh whose changes nothing foretells.
+
+    The strata of a small table come with a verdict, if the source can. Then the fewest cells go up
+    where they are smaller than these; a stall adds to them, and sends none twice.
+    """
+    third = next((t for t in THIRDS if t >= rows), THIRDS[-1])
+    if not line.is_brief or rows > UNKNOWN_ROWS_MAX:
+        return Sketch(embedding, third)
+    fold = next(f for f in _divisors(third) if HASHES * third // f >= CELLS_MIN)
+    first = Sketch(embedding, third, fold, stalls=False)
+    strata = strata_of(first.cells) * STRATUM_CELLS
+    return first if first.bytes_sent < strata else replace(first, fold=0)
 
 
 def _third_and_fold(

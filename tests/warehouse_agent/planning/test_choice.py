@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.limits import CELLS_TAKEN_MAX, RANGES_MAX, ROW_HASHES_MAX, THIRD_CELLS_MAX
 from driftline.reconciliation.ranges import Partition
-from driftline.reconciliation.sketches import Embedding, Grid, sampled
+from driftline.reconciliation.sketches import CELL_BYTES, Embedding, Grid, sampled
 from driftline.rows.digests import Digest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,7 @@ from warehouse_agent.planning.choice import (
 from warehouse_agent.planning.network import Line, Objective
 from warehouse_agent.planning.prices import Prices
 from warehouse_agent.planning.sketch_size import (
+    CELLS_MIN,
     CellSample,
     Sketch,
     Stall,
@@ -196,6 +199,34 @@ def test_nothing_goes_up_before_anything_is_known() -> None:
     assert sketch.cells >= N
     assert opened(None, rows=1).cells >= cells_for(1)
     assert opened(None, rows=10**9).third == THIRD_CELLS_MAX
+
+
+@pytest.mark.parametrize(
+    ("rows", "cells"), [(1, 0), (5, 0), (360, 0), (361, 24), (2_520, 24), (10_080, 24)]
+)
+def test_a_small_table_sends_no_strata_before_anything_is_known(rows: int, cells: int) -> None:
+    brief = Line(is_brief=True)
+    sketch = opened(None, rows=rows, line=brief)
+    assert (sketch.bytes_sent, sketch.stalls) == (cells * CELL_BYTES, False)
+    assert opened(None, rows=rows).stalls, "an older source awaits strata"
+    assert opened(None, rows=10_081, line=brief).stalls
+    if sketch.sent is not None:
+        for changed in (1, 10, 100, 1_000):
+            grid = sketch_size.refined(sketch.sent, cells_for(changed), len(sketch.sent))
+            assert len(grid) <= 1.6 * cells_for(changed) + 2 * CELLS_MIN
+
+
+def test_few_rows_have_few_quantiles() -> None:
+    rng = random.Random(1)
+    for rows in (100, 1_000, 3_000):
+        keys = sorted(rng.sample(range(600_000), rows))
+        knots = [keys[round(i * (rows - 1) / plan.QUANTILES)] for i in range(65)]
+        partition = partition_for(knots, rows, integer_key=True)
+        assert len(partition.starts) <= 12
+        assert partition.starts[1] == keys[0]
+        assert partition.starts[-1] == keys[-1] + 1
+        found = np.bincount(partition.indices(np.array(keys, np.int64)))
+        assert found.max() <= 40
 
 
 def test_a_steady_table_sends_what_decodes() -> None:
