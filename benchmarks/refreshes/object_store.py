@@ -2,6 +2,7 @@
 
     python -m benchmarks.refreshes.object_store
     python -m benchmarks.refreshes.object_store --rows 1500000 --rounds 5 --dlt
+    python -m benchmarks.refreshes.object_store --rows 1500000 --versions 11,49,100
 
 The source is an SQLite file behind a source agent of its own process. The commands run in this
 process, one of each kind of place in turn, after one that is not counted: a refresh of a share of
@@ -9,6 +10,9 @@ the rows, scattered over all of them, and one that finds nothing. The store is r
 proxy that counts requests; a second one holds each request back, as a distant store does. With
 `--dlt` dlt loads all rows again into a Delta table of the same bucket in each round, by its
 connectorx backend, in an environment of its own; its process's start is in its seconds.
+
+With `--versions` requests alone are counted, of refreshes at these versions of a table. The first
+`--files` versions add a data file each, the others change one row.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import click
 
 from benchmarks import environments
 from tests.harness.counted_requests import RequestCounter
+from tests.harness.counted_store import FRESH, RECORDS
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import STORES, Bucket
 from tests.harness.pair import SourceProcess
@@ -36,6 +41,8 @@ from warehouse_agent import config as configure
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.report import Report
 from warehouse_agent.runs.batch import Runner
+from warehouse_agent.storage import formats
+from warehouse_agent.storage.store import Store
 
 COLUMNS = "id INTEGER PRIMARY KEY NOT NULL, customer INT, price REAL, day TEXT, note TEXT"
 
@@ -105,10 +112,11 @@ class Place:
         return seconds, f"{requests.total} requests, {up:.1f} MB up, {down:.1f} MB down"
 
 
-def fill(file: Path, rows: int) -> None:
+def fill(file: Path, rows: range) -> None:
+    """Insert rows by their keys."""
     with sqlite3.connect(file) as db:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute(f"CREATE TABLE t ({COLUMNS})")
+        db.execute(f"CREATE TABLE IF NOT EXISTS t ({COLUMNS})")
         made = (
             (
                 i,
@@ -117,9 +125,53 @@ def fill(file: Path, rows: int) -> None:
                 f"2026-{i % 12 + 1:02}",
                 f"n {i * 7 % 9973}",
             )
-            for i in range(rows)
+            for i in rows
         )
         db.executemany("INSERT INTO t VALUES (?, ?, ?, ?, ?)", made)
+
+
+def count_by_version(place: Place, db: Path, rows: int, share: float, versions: list[int]) -> None:
+    """Print the requests of refreshes at some versions of a table, beside the bounds that depend on
+    its files; those of its log, of the table of freshness and of locks have bounds of their own."""
+    counter, bucket, every = place.counter, place.bucket, round(1 / share)
+    assert counter is not None
+    assert bucket is not None
+    store = Store(bucket.root, storage=bucket.settings)
+
+    def changed(condition: str) -> None:
+        with sqlite3.connect(db) as source:
+            source.execute(f"UPDATE t SET note = note || '.' WHERE {condition}")
+
+    def counted() -> tuple[int, str]:
+        with counter.counted(bucket) as found:
+            place.refresh()
+        apart = {kind: found.at(kind) for kind in ("log", FRESH)}
+        # A removal names objects in its body: those of locks and commands.
+        apart["locks"] = sum(found.at(kind) for kind in RECORDS) + found["remove", "table"]
+        others = ", ".join(f"{n} {kind}" for kind, n in apart.items())
+        return found.total - sum(apart.values()), f"({found.total} with {others})"
+
+    for version in versions:
+        while (head := formats.head(store, "t")) is not None and head.version < version:
+            changed(f"id = {head.version * 7919 % rows}")
+            place.refresh()
+        assert head is not None
+        files = {file.path for file in head.files}
+        place.refresh()  # learns what the next one knows
+        n, said = counted()
+        print(
+            f"version {version}, {len(files)} files, nothing changed: {n} {said}"
+            f" requests of at most {12 + 2 * len(files)}"
+        )
+        changed(f"id % {every} = {version % every}")
+        n, said = counted()
+        after = formats.head(store, "t")
+        assert after is not None
+        rewritten = len(files - {file.path for file in after.files})
+        print(
+            f"version {version}, {rewritten} files rewritten: {n} {said}"
+            f" requests of at most {20 + 7 * rewritten}"
+        )
 
 
 def reload(place: Place, folder: Path) -> None:
@@ -160,14 +212,24 @@ def written(folder: Path, name: str, address: str, bucket: Bucket | None) -> Pat
 @click.option("--delay-ms", default=30.0, help="Added to each request.")
 @click.option("--rounds", default=3)
 @click.option("--dlt", "with_dlt", is_flag=True, help="Let dlt load all rows beside it.")
+@click.option("--files", default=12, help="Data files, with --versions.")
+@click.option("--versions", default="", help="Count requests at these, as in 11,49,100.")
 def main(
-    rows: int, share: float, store: str, delay_ms: float, rounds: int, *, with_dlt: bool
+    rows: int,
+    share: float,
+    store: str,
+    delay_ms: float,
+    rounds: int,
+    files: int,
+    versions: str,
+    *,
+    with_dlt: bool,
 ) -> None:
     if with_dlt and (why := environments.missing(ENVIRONMENT, DLT_REQUIREMENTS)):
         raise click.ClickException(why)
     with ExitStack() as up, TemporaryDirectory(prefix="driftline-bench-") as made:
         folder = Path(made)
-        fill(folder / "erp.db", rows)
+        fill(folder / "erp.db", range(rows // files if versions else rows))
         source = folder / "source.toml"
         source.write_text(
             f'[database]\nurl = "sqlite:///{folder / "erp.db"}"\n\n[server]\n'
@@ -178,6 +240,16 @@ def main(
         server = up.enter_context(STORES[store]())
         near = up.enter_context(RequestCounter(server))
         far = up.enter_context(RequestCounter(server, delay_ms))
+        if versions:
+            bucket = near.bucket()
+            place = Place(store, written(folder, store, address, bucket), bucket, near)
+            for part in range(files):
+                if part:
+                    fill(folder / "erp.db", range(rows * part // files, rows * (part + 1) // files))
+                place.refresh()
+            at = [int(version) for version in versions.split(",")]
+            count_by_version(place, folder / "erp.db", rows, share, at)
+            return
         places = [Place("disk", written(folder, "disk", address, None))]
         for name, counter in ((store, near), (f"{store} +{delay_ms:g} ms", far)):
             bucket = counter.bucket()
