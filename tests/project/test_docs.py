@@ -621,14 +621,15 @@ def test_every_extra_is_documented() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    """In a section of its own; its options are generated (`test_references`)."""
+    """On a page of its own, which the index names; its options are generated (`test_references`)."""
     for program, group in commands().items():
-        text = page(f"reference/{program}.md")
-        sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-        assert set(sections) == set(group.commands)
-        for name, section in sections.items():
-            assert section.startswith(f"`{program} {name}"), name
-            assert len(section.split()) <= 600, name
+        index = page(f"reference/{program}.md")
+        pages = {p.stem: page(_name(p)) for p in PAGES if p.parent.name == program}
+        assert set(pages) == set(group.commands)
+        for name, text in pages.items():
+            assert f"[`{name}`]({program}/{name}.md)" in index, name
+            assert text.startswith(f"# {program} {name}\n`{program} {name}"), name
+            assert len(text.split()) <= 600, name
 
 
 def test_types_are_those_of_the_code() -> None:

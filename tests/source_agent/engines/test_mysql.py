@@ -185,7 +185,7 @@ def test_a_plan_is_read_whatever_form_the_server_writes(my: OfMySQL) -> None:
 
 
 def test_a_plan_that_would_run_a_query_is_not_shown(my: OfMySQL) -> None:
-    """As driftline-source.md says; a table's plan is shown."""
+    """As the page of `check` says; a table's plan is shown."""
     my.run("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE VIEW seen AS SELECT * FROM t")
     engine, query = my.connect(), Relation("q", query="SELECT id, v FROM t", key=("id",))
     with closing(engine.open()) as session:
