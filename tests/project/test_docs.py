@@ -621,7 +621,7 @@ def test_every_extra_is_documented() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    """On a page of its own, which the index names; its options are generated (`test_references`)."""
+    """On a page of its own that the index names; its options are generated (`test_references`)."""
     for program, group in commands().items():
         index = page(f"reference/{program}.md")
         pages = {p.stem: page(_name(p)) for p in PAGES if p.parent.name == program}
