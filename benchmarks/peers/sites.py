@@ -71,11 +71,14 @@ class Database(Protocol):
 
 
 class Sites:
-    """The servers of one benchmark, each started when first asked for. Closed by `stack`."""
+    """The servers of one benchmark, each started when first asked for. Closed by `stack`.
 
-    def __init__(self, stack: ExitStack, link: Link, folder: Path) -> None:
+    `settings` are PostgreSQL's own.
+    """
+
+    def __init__(self, stack: ExitStack, link: Link, folder: Path, **settings: str) -> None:
         self.link, self.folder = link, folder
-        self._stack = stack
+        self._stack, self._settings = stack, settings
         self._databases: dict[tuple[Engine, Side], Database] = {}
 
     def database(self, engine: Engine, side: Side) -> Database:
@@ -83,8 +86,11 @@ class Sites:
         if database is None:
             enter = self.link.enter[0 if side is Side.SOURCE else 1]
             host = SOURCE_ADDRESS if side is Side.SOURCE else WAREHOUSE_ADDRESS
-            kind = PlacedPostgreSQL if engine is Engine.POSTGRESQL else PlacedMariaDB
-            database = self._databases[engine, side] = kind(enter, host)
+            if engine is Engine.POSTGRESQL:
+                database = PlacedPostgreSQL(enter, host, **self._settings)
+            else:
+                database = PlacedMariaDB(enter, host)
+            self._databases[engine, side] = database
             self._stack.callback(database.close)
         return database
 
@@ -113,10 +119,10 @@ def drop_rights(user: str | None, signal: str) -> list[str]:
 class PlacedPostgreSQL(PostgreSQL):
     """In a namespace; trusts whoever reaches it."""
 
-    def __init__(self, enter: Sequence[str], host: str) -> None:
+    def __init__(self, enter: Sequence[str], host: str, **settings: str) -> None:
         self._enter = list(enter)
         self.host = host
-        super().__init__()
+        super().__init__(**settings)
 
     @property
     def pid(self) -> int:
