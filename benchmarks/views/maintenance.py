@@ -9,7 +9,8 @@ next one, in turn, in a warm session; nothing is committed. Processor seconds ar
 process tree (JVM, Python workers), medians of the rounds; wall seconds stand beside. `check`, the
 proof of a slice, is shown beside the sum and not in it. Results of the first round are compared row
 by row, by DuckDB. `auto` is what the product chooses after the rounds, with what it learned; its
-quotient is that of its processor seconds to those of the cheaper road, the proof included.
+quotient is that of its processor seconds to those of the cheaper road, the proof included. The
+table at the end is that of `docs/results/views.md`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,10 @@ from warehouse_agent.views.maintenance.next_version import Computed, NextVersion
 from warehouse_agent.views.maintenance.view_job import ViewJob
 from warehouse_agent.views.query import read_query
 
+HEAD = (
+    "| scale, changed, view | incremental, s | check, s | ÷ recomputed | auto ÷ cheaper |\n"
+    "|---|---|---|---|---|"
+)
 SMALL_BYTES = 32 << 20
 FILE_ROWS = 1_000_000
 KEYS = {
@@ -307,8 +312,10 @@ def same(one: Computed, other: Computed) -> None:
     assert one.changes.counts == other.changes.counts, (one.changes.counts, other.changes.counts)
 
 
-def measured(bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: int) -> None:
-    """Print a line for a view."""
+def measured(
+    bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: int
+) -> tuple[str, str, str, str]:
+    """Print lines for a view; return its cells of the table: what both ways took."""
     roads = {how: list[Phases]() for how in (Maintain.RECOMPUTE, Maintain.INCREMENTAL)}
     rows = 0
     for number in range(rounds + 1):  # the first one warms up
@@ -327,10 +334,13 @@ def measured(bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: in
         return statistics.median(getattr(p, kind).get(phase, 0.0) for p in roads[how])
 
     parts = ("reduce", "join", "rewrite")
+    cells = list[str]()
     for kind in ("cpu", "wall"):
         again = median(Maintain.RECOMPUTE, kind, "evaluate")
         each = {p: median(Maintain.INCREMENTAL, kind, p) for p in (*parts, "check")}
         total = sum(each[p] for p in parts)
+        if kind == "cpu":
+            cells += [f"{total:.2f}", f"{each['check']:.2f}", f"**{total / again:.2f}**"]
         print(
             f"  {name:4} {kind:4} s: recompute {again:5.2f}, incremental {total:5.2f} = "
             f"**{total / again:.2f}** ("
@@ -350,10 +360,13 @@ def measured(bench: Bench, name: str, inputs: dict[str, PinnedInput], rounds: in
     quotient = took[chosen.method] / min(took.values())
     said = f"{chosen.method.value} = **{quotient:.2f}** of the better, check included"
     print(f"  {name:4} auto: {said}; {chosen.why}", flush=True)
+    incremental, check, ratio = cells
+    return incremental, check, ratio, f"{quotient:.2f}"
 
 
 def main(scale: str, shares: str, queries: str = "Q3,Q5,Q10", rounds: str = "3") -> None:
     chosen = queries.split(",")
+    table = [HEAD]
     print(f"scale {scale}, load {os.getloadavg()[0]:.1f}, {datetime.now(UTC):%Y-%m-%d}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "tpch"
@@ -375,10 +388,12 @@ def main(scale: str, shares: str, queries: str = "Q3,Q5,Q10", rounds: str = "3")
             inputs = first | {n: bench.changed(n, share, seed) for n in CHANGED}
             print(f"{share:.3%} changed", flush=True)
             for name in chosen:
-                measured(bench, name, inputs, int(rounds))
+                cells = measured(bench, name, inputs, int(rounds))
+                table.append(f"| {scale}, {share * 100:g} %, {name} | {' | '.join(cells)} |")
             for name in CHANGED:
                 bench.store.remove(PRIVATE, "changes", name)
         bench.spark.stop()
+    print("\n".join(table))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ foreign keys, in three ways:
 
 0.1 % of customer, orders and lineitem changes, scattered (60 % updates, 20 % inserts, 20 % deletes
 with the rows that reference them), again and again. Bytes are of messages. The source's processor
-is that of its agent and of the database. Each view is compared with what DuckDB computes.
+is that of its agent and of the database. Each view is compared with what DuckDB computes. The
+table at the end is that of `docs/results/views.md`; its quotients are to `kept`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ JOIN {0}region{1} r ON r.r_regionkey = n.n_regionkey
 WHERE r.r_name = 'ASIA' AND o.o_orderdate >= DATE '1994-01-01'
   AND o.o_orderdate < DATE '1995-01-01'""",
 }
-WAYS = ("joins", "kept", "query")
+WAYS = ("kept", "joins", "query")
+HEAD = (
+    "| view | rows: kept; joins; query | first load, joins | bytes of a refresh: joins; query"
+    " | processor of the source: joins; query |\n|---|---|---|---|---|"
+)
 READY_S = 60
 
 
@@ -205,17 +210,20 @@ def computed(connection: psycopg.Connection[Any], folder: Path, name: str) -> li
 @click.option("--only", type=click.Choice([*BODIES]), help="One of the views.")
 def main(scale: float, refreshes: int, share: float, only: str | None) -> None:
     """Load the views each way, then refresh them after scattered changes."""
+    table = [HEAD]
     for name in [only] if only else BODIES:
         with rig(scale, name) as (made, connection):
-            measure(made, connection, name, refreshes, share)
+            table.append(measure(made, connection, name, refreshes, share))
+    print("\n".join(table))
 
 
 def measure(
     made: Rig, connection: psycopg.Connection[Any], name: str, refreshes: int, share: float
-) -> None:
-    """Load one view each way, and refresh it."""
+) -> str:
+    """Load one view each way, and refresh it. Returns its row of the table."""
     rng = random.Random(1)
     size, spent = dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0.0)
+    loaded, rows_of = dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0)
     for number in range(refreshes + 1):
         if number:
             change_scattered(connection, LARGE, share / 100, rng)
@@ -238,12 +246,20 @@ def measure(
             if number:
                 size[way] += moved
                 spent[way] += seconds
-    for way in ("joins", "query"):
-        print(
-            f"{name} {way}: {size[way]:,} bytes, {size[way] / size['kept']:.3f} x those of kept"
-            f" relations; {spent[way]:.2f} s of the source, {spent[way] / spent['kept']:.2f} x",
-            flush=True,
-        )
+            else:
+                loaded[way], rows_of[way] = moved, rows
+
+    def against_kept(of: dict[str, int] | dict[str, float]) -> str:
+        return "; ".join(f"{of[way] / of['kept']:.2f} ×" for way in ("joins", "query"))
+
+    cells = (
+        f"{name.upper()}, {refreshes} refreshes",
+        "; ".join(f"{rows_of[way]:,}" for way in WAYS),
+        f"{loaded['joins'] / loaded['kept']:.2f} ×",
+        against_kept(size),
+        against_kept(spent),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -257,11 +257,8 @@ def steady(mauve: Mauve, only: set[int], phases: Sequence[int]) -> None:
         "VS",
         "÷ best",
         "evened",
-        "processor",
-        "S1, S2",
-        "Eq. 7",
-        "U; V",
     )
+    notes = []
     for figure in wanted:
         arrivals = [0.0] * SIZES[figure]
         # Phases become faster while the JVM compiles: ours is measured between the others.
@@ -278,16 +275,16 @@ def steady(mauve: Mauve, only: set[int], phases: Sequence[int]) -> None:
         ]
         best = min(run.found.vs_s for run in runs)
         more = [str(len(ours.phases)), f"{ours.found.vs_s:.2f}", f"{ours.found.vs_s / best:.2f}"]
-        more += [f"**{quotient:.2f}**" for quotient in quotients]
-        more += [f"{ours.found.s1_s:.2f}, {ours.found.s2_s:.2f}"]
+        by_wall, by_processor = quotients
         base_s, cost = len(arrivals) * piece_s, PhaseCost(phase_s, 0.0)
-        more += [f"{expected_vs_s(len(ours.phases), base_s, 0, cost):.2f}"]
-        row(
-            f"{figure}: {len(arrivals) * mauve.piece:,}",
-            runs,
-            *more,
-            f"{base_s:.2f}; {phase_s:.2f}",
+        row(f"{figure}: {len(arrivals) * mauve.piece:,}", runs, *more, f"**{by_wall:.2f}**")
+        notes.append(
+            f"Figure {figure}, automatic: evened by processor {by_processor:.2f};"
+            f" S1 {ours.found.s1_s:.2f}, S2 {ours.found.s2_s:.2f};"
+            f" Eq. 7 {expected_vs_s(len(ours.phases), base_s, 0, cost):.2f};"
+            f" U {base_s:.2f}, V {phase_s:.2f}"
         )
+    print("\n".join(["", *notes]), flush=True)
 
 
 def interrupted(mauve: Mauve, only: set[int]) -> None:

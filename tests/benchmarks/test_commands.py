@@ -5,7 +5,7 @@ but in this process: most of the time of a tiny run would be the imports of a ne
 database servers and the Spark session of the tests, and what they leave in a server is dropped.
 Processes of their own are those that wait for all children of theirs (`many`), whose children
 import the main module (`snapshots`), and that end with a signal (`line_relay`). `carnes` restarts
-its server, and `peers.compare` puts servers into network namespaces, so they start their own.
+its server, and two of `peers` put servers into network namespaces, so they start their own.
 """
 
 from __future__ import annotations
@@ -182,8 +182,7 @@ COMMANDS = {
         "--scale 0.001 --refreshes 1 --share 10",
         (
             rf"1: q3 joins +{N} rows, +{N} bytes, +-?{N} s of the source \(erp",
-            rf"q5 joins: {N} bytes, {N} x those of kept relations; -?{N} s of the source, -?{N} x",
-            rf"q5 query: {N} bytes, {N} x those of kept relations; -?{N} s of the source, -?{N} x",
+            rf"\| Q5, 1 refreshes \| {N}; {N}; {N} \| {N} × \| {N} ×; {N} × \| -?{N} ×; -?{N} × \|",
         ),
         (POSTGRESQL, SPARK),
     ),
@@ -329,6 +328,14 @@ COMMANDS = {
         (
             rf"orders scattered 1 % \[.*\] warming 0: driftline \(\w+\) {N} bytes, floor {N}, ",
             r"orders scattered 1 % \[.*\] measured: driftline \(\w+\) [^:]+$",
+        ),
+        (POSTGRESQL, WAN),
+    ),
+    "peers.log_capture": Command(
+        "--scale 0.001 --warm 1 --rounds 1 --rtt-ms 0 --rate-mbit 0 --lazy-spark --no-install",
+        (
+            rf"^\| Driftline \| {N} kB \| {N} \| {N} \| a proven copy \| SELECT \|$",
+            r"^- DEBEZIUM IS LEFT OUT: not installed, and nothing is to be",
         ),
         (POSTGRESQL, WAN),
     ),
@@ -509,8 +516,8 @@ COMMANDS = {
     "views.staleness": Command(
         "--rows 100 --piece 8 --only 8 --phases 1 --warm 2",
         (
-            r"\| figure, updates \| n = 1 \| automatic: n \| VS \|",
-            rf"\| 8: 64 \| {N} \| \d+ \| {N} \| {N} \| \*\*{N}\*\* \| \*\*{N}\*\* \| {N}, {N} \|",
+            rf"\| 8: 64 \| {N} \| \d+ \| {N} \| {N} \| \*\*{N}\*\* \|",
+            rf"Figure 8, automatic: evened by processor {N}; S1 {N}, S2 {N}; Eq\. 7 {N}; U {N}, V",
         ),
         (SPARK,),
     ),
@@ -520,14 +527,17 @@ COMMANDS = {
             r"5\.000% changed",
             rf"Q3 +cpu +s: recompute +{N}, incremental +{N} = \*\*{N}\*\* .* view [\d,]+ rows",
             rf"Q3 +auto: \w+ = \*\*{N}\*\* of the better, check included",
+            rf"\| 0\.001, 5 %, Q3 \| {N} \| {N} \| \*\*{N}\*\* \| {N} \|",
         ),
         (SPARK,),
     ),
     "decisions.when": Command(
         "{folder}",
         (
-            r"\| history, best fixed interval \| fixed \| threshold \| first alteration \|",
-            *(rf"\| {name}, a week \| {N} \({N}\) \| {N} \({N}\) \|" for name in HISTORIES),
+            *(
+                rf"\| {name}, a week(?: \| (?:\*\*)?{N} \({N}\)(?:\*\*)?){{5}} \| {N} \|"
+                for name in HISTORIES
+            ),
         ),
         prepare=write_changes,
     ),
@@ -558,7 +568,17 @@ COMMANDS = {
     ),
 }
 OF_THEIR_OWN = {"refreshes.line_relay", "source.again", "warm"}  # no table: below
-OWN_SERVERS = {"source.carnes", "peers.compare"}
+# Tables of the results that their commands print: a comment before each names its command.
+TABLE = re.compile(r"(?:^\|.*\|\n){3,}", re.MULTILINE)
+TABLES = {
+    found[1]: found[2].strip()
+    for page in sorted((ROOT / "docs" / "results").glob("*.md"))
+    for found in re.finditer(
+        r"<!-- python -m benchmarks\.([\w.]+) -->\n((?:\|.*\|\n){3,})",
+        page.read_text(encoding="utf-8"),
+    )
+}
+OWN_SERVERS = {"source.carnes", "peers.compare", "peers.log_capture"}
 # What commands set in modules of the product: it is set back.
 SET = (
     (group_shards, "KEYS_MAX"),
@@ -578,6 +598,16 @@ def test_every_command_is_tested() -> None:
         if re.search(r"^if __name__ == .__main__.:$", file.read_text(), re.MULTILINE)
     }
     assert found == COMMANDS.keys() | OF_THEIR_OWN
+    assert COMMANDS.keys() >= TABLES.keys()
+    assert len(TABLES) >= 4
+
+
+def shape(table: str) -> tuple[tuple[str, ...], set[str]]:
+    """Return the header of a table of Markdown and the names of its rows, without their numbers:
+    a run of another size has more columns or rows of a kind, which count once."""
+    lines = [line.split("|")[1:-1] for line in re.sub(N, "N", table).strip().splitlines()]
+    head, _, *rows = ([cell.strip() for cell in cells] for cells in lines)
+    return tuple(dict.fromkeys(head)), {row[0] for row in rows}
 
 
 @pytest.fixture(autouse=True)
@@ -717,6 +747,11 @@ def test_command(
         out = run(module, words, monkeypatch, capsys)
     for expected in command.prints:
         assert re.search(expected, out, re.MULTILINE), f"{expected}\nis not in\n{out}"
+    if module in TABLES:
+        head, names = shape(TABLES[module])
+        rows_of = dict(map(shape, TABLE.findall(out)))
+        assert rows_of[head]
+        assert rows_of[head] <= names
     for option, file in pairwise(words):
         if option in ("--results", "--picture", "--json"):
             assert Path(file).stat().st_size > 0
