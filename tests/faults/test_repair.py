@@ -344,7 +344,7 @@ def test_older_versions_and_gc(pair: Pair) -> None:
     place(pair, before.files[1]).unlink()
     place(pair, before.files[2]).write_bytes(b"")
     pair.refresh("orders")
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's
         pair.read("orders", before.version)
     said = str(meaning(caught.value) if pair.bucket else caught.value)  # there it is a task's
     assert re.search(r"(?i)not exist|not found|FAILED_READ_FILE|No such file", said), said
