@@ -62,7 +62,7 @@ class GenericOverPostgreSQL(OfPostgreSQL):
     name = "generic over postgresql"
     types = POSTGRESQL
     prelude = ()
-    refused_types = ("real[]", "uuid", "interval", "numeric")
+    refused_types = ("real[]", "uuid", "numeric")
     row_limits = (rows,)
     lacks = LACKS
 

@@ -99,6 +99,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     f"{_ENGINES}/test_generic.py::test_an_instant_is_refused_and_its_text_in_utc_is_read": (
         "Publish a view that casts it to text in UTC.",
     ),
+    f"{_ENGINES}/test_generic.py::test_an_interval_is_refused_and_its_text_is_read": (
+        "Publish a view that casts it to text.",
+    ),
     f"{_ENGINES}/test_generic.py::test_types_of_a_query_are_declared": (
         'Declare it: types = {"…" = "…"}, or ……',
         "Remove it from `types`.",

@@ -149,6 +149,9 @@ def _read(relation: Relation, column: InspectedColumn, catalogue: GenericCatalog
     if why := _zone(column.type):
         remedy = "Publish a view that casts it to text in UTC."
         raise refused_type(relation, column.name, f"has the type {column.type!r}{why}", remedy)
+    if getattr(column.type, "__visit_name__", "").upper() == "INTERVAL":
+        what = f"has the type {column.type!r}, whose months a driver may show as days"
+        raise refused_type(relation, column.name, what, "Publish a view that casts it to text.")
     if column.name in relation.as_text:
         return ReadColumn(column.name, DeclaredType("text"), expression, "shown")
     remedy = f'Set as_text = ["{column.name}"], or publish a view that casts it.'

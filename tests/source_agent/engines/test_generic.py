@@ -24,6 +24,7 @@ from source_agent.engines.relations.markers import Marker
 from source_agent.engines.relations.shapes import Consistency, Relation
 from tests.harness.legacies import OfMariaDB, OfPostgreSQL
 from tests.harness.legacy_generic import GenericOverPostgreSQL, GenericOverSQLite
+from tests.harness.servers import PostgreSQL
 from tests.harness.source_commands import source_command
 
 
@@ -166,6 +167,24 @@ def test_an_instant_is_refused_and_its_text_in_utc_is_read(
             [[_, text, local]] = read(session, Relation("v", table="v", key=("id",)))
             assert text
             assert local == "2024-10-27 02:30:00"
+
+
+@pytest.mark.parametrize("as_text", [(), ("v",)])
+def test_an_interval_is_refused_and_its_text_is_read(
+    postgresql: PostgreSQL, as_text: tuple[str, ...]
+) -> None:
+    """The driver shows these three alike."""
+    with closing(OfPostgreSQL(postgresql)) as legacy:
+        legacy.run(
+            "CREATE TABLE t (id INT PRIMARY KEY, v interval)",
+            "INSERT INTO t VALUES (1, '1 mon'), (2, '30 days'), (3, '720:00:00')",
+            "CREATE VIEW v AS SELECT id, v::text FROM t",
+        )
+        with closing(connect(f"generic+{legacy.url}", None, Limits()).open()) as session:
+            with pytest.raises(ConfigurationError, match="a view that casts it to text"):
+                session.describe(Relation("t", table="t", as_text=as_text))
+            rows = read(session, Relation("v", table="v", key=("id",)))
+    assert [text for _, text in rows] == ["1 mon", "30 days", "720:00:00"]
 
 
 def test_the_dba_is_told_what_is_unknown(legacy: Legacy) -> None:
