@@ -141,6 +141,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # phase: "driver", or "spark" if any step
     places_why: dict[str, dict[str, Any]] = field(default_factory=dict)  # `PlacedStep.to_json`
+    requests: dict[str, int] | None = None  # to a bucket for this table, by kind; null: a disk
     method: str | None = None
     method_why: str | None = None  # of a view: why it was computed in this way
     consistency: str | None = None

@@ -276,7 +276,7 @@ class SparkLost(DriftlineError, code="SPARK", exit_code=75, is_retryable=True):
 
 
 class Locked(DriftlineError, code="LOCKED", exit_code=75, is_retryable=True):
-    """Another agent works on this fragment."""
+    """Another agent works on this table."""
 
 
 class CommandKilled(DriftlineError, code="KILLED", exit_code=75, is_retryable=True):

@@ -24,7 +24,7 @@ BIG_BYTES = 16_000  # a note of which ROWS do not fit into a disk of 6 MiB
 DISK_MIB = 2
 
 
-@cause("another agent works on the fragment", "LOCKED", 75, "orders", retried=False)
+@cause("another agent works on the table", "LOCKED", 75, "orders", retried=False)
 def locked(bench: Bench) -> Iterator[TlsPair]:
     with bench.sqlite() as legacy, bench.pair(legacy) as pair:
         with Store(str(pair.warehouse)).lock("orders"):

@@ -77,6 +77,7 @@ SINCE = {
     "recovered",
     "last_s",
     "held_back_s",
+    "requests",
     "put_off_until",
     "places_why",
     "places_expected",

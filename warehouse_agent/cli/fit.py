@@ -57,7 +57,7 @@ def fit_each(config: WarehouseConfig, name: str, *, as_json: bool, plot: Path | 
     chosen = select(config, [name], False)
     if plot is not None and len(chosen) > 1:
         raise UsageError(
-            f"--plot draws one fragment, and {name!r} matches {len(chosen)}.",
+            f"--plot draws one table, and {name!r} matches {len(chosen)}.",
             remedy="Name one of them.",
         )
     for fragment in chosen:
@@ -255,7 +255,7 @@ def _parents_text(above: Parents, rows: float) -> list[str]:
     if unknown := [name for name in above.each if name not in above.own]:
         lines.append(
             f"how often rows of {', '.join(unknown)} are deleted is not known: "
-            "no fragment with a history keeps them"
+            "no table with a history keeps them"
         )
     if above.cyclic:
         lines.append(f"foreign keys form a cycle, which is cut: {', '.join(above.cyclic)}")

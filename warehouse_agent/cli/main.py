@@ -473,7 +473,7 @@ def watch(config: Path) -> None:
 @_json
 @click.pass_obj
 def history(config: Path, name: str, limit: int, as_json: bool) -> None:
-    """List the versions of a fragment or a view, newest first, and refreshes that failed."""
+    """List the versions of a table, newest first, and refreshes that failed."""
     from warehouse_agent.cli import status as published
     from warehouse_agent.views.inputs import load
 

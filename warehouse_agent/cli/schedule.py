@@ -79,7 +79,7 @@ class LoopPrinter:
         for error in event.errors:
             say_error(error)
         if (said := never_due(event.never_due, self._file)) != self._never_due:
-            print(said or "Every fragment is due at some time now.", file=sys.stderr, flush=True)
+            print(said or "Every table is due at some time now.", file=sys.stderr, flush=True)
             self._never_due = said
 
 
@@ -102,12 +102,20 @@ def json_of(entry: FragmentDecision) -> str:
     return json.dumps({"name": entry.name, **body, **more})
 
 
+def next_text(decision: Decision, now: datetime) -> str:
+    """Return when a fragment is refreshed next, in words."""
+    if decision.at == NEVER:
+        return "never due"
+    at = utc_at(decision.at)
+    return "due now" if decision.due else f"not before {at} ({age(at, now)})"
+
+
 def text_of(entry: FragmentDecision, now: datetime) -> str:
     """Return a decision as a line for people."""
-    if (decision := entry.decision).at == NEVER:
+    decision = entry.decision
+    if decision.at == NEVER:
         return f"{entry.name}: never due: {decision.why}"
-    at = utc_at(decision.at)
-    when = "due now" if decision.due else f"not before {at} ({age(at, now)})"
+    when = next_text(decision, now)
     by = "" if decision.by == entry.name else f", for {decision.by}"
     unread = f"; `event_time` is not used: {entry.unread}" if entry.unread else ""
     dropped = _dropped(entry.dropped)

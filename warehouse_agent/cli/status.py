@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from driftline import text_tables
-from driftline.errors import WarehouseUnavailable, named
+from driftline.errors import DriftlineError, WarehouseUnavailable, named
 from driftline.text_tables import has_colour
 
 from warehouse_agent.config import Fragment, View, WarehouseConfig
@@ -97,6 +98,7 @@ def status(
         lines = table_of(shown, now, shutil.get_terminal_size().columns, has_colour())
         if details:
             lines += remarks_on(shown, now)
+            lines += _tried_next(config, chosen, shown, now)
         else:
             lines += asked_text(shown)
             lines += summary_of(shown, now)
@@ -185,12 +187,15 @@ def summary_of(shown: Sequence[PublishedState], now: datetime) -> list[str]:
         return []
     verb = "needs" if len(wrong) == 1 else "need"
     lines = [f"{len(wrong)} of {counted(len(shown), 'table')} {verb} a look. Why, and what to do:"]
-    failed = dict[str, list[str]]()
+    failed = dict[str, list[PublishedState]]()
     for one in wrong:
         if one.failed is not None:
-            failed.setdefault(one.failed.code, []).append(one.name)
-    for code, names in failed.items():
-        lines.append(f"  {len(names):,} failed: {named(code)}: driftline status {names[0]}")
+            failed.setdefault(one.failed.code, []).append(one)
+    for code, like in failed.items():
+        late_too = sum(one.late_s is not None for one in like)
+        also = f", {late_too:,} late" if late_too else ""
+        first = f"driftline status {like[0].name}"
+        lines.append(f"  {len(like):,} failed{also}: {named(code)}: {first}")
     if new := [one.name for one in wrong if one.failed is None and one.version is None]:
         lines.append(f"  {len(new):,} never loaded: driftline refresh {_some(new)}")
     if late := [one for one in wrong if one.failed is None and one.late_s is not None]:
@@ -250,6 +255,30 @@ def remarks_on(shown: Sequence[PublishedState], now: datetime) -> list[str]:
     return lines + _limits(shown)
 
 
+def _tried_next(
+    config: WarehouseConfig,
+    chosen: Sequence[Fragment | View],
+    shown: Sequence[PublishedState],
+    now: datetime,
+) -> list[str]:
+    """Return when tables that failed or are late are refreshed next, as lines; nothing of those of
+    which nothing can be decided."""
+    wrong = {s.name for s in shown if s.failed is not None or s.late_s is not None}
+    if not wrong:
+        return []
+    # Models of change, which a table that is well needs for nothing.
+    from warehouse_agent.cli.schedule import next_text
+    from warehouse_agent.scheduler.due import scheduled
+
+    store, lines = Store.of(config), list[str]()
+    for one in chosen:
+        if isinstance(one, Fragment) and one.name in wrong:
+            with contextlib.suppress(DriftlineError):
+                entry = scheduled(config, store, one, now.timestamp(), None, expects=False)
+                lines.append(f"{one.name}: next: {next_text(entry.decision, now)}")
+    return lines
+
+
 def _limits(shown: Sequence[PublishedState]) -> list[str]:
     """Return whose clock tells how fresh tables are, and when they would be late, as lines."""
     lines = []
@@ -302,9 +331,10 @@ def _failed(status: PublishedState, now: datetime) -> list[str]:
         lines.append(f"{status.name}: {files} damaged; the next refresh pulls the rows again")
     if status.failed is None and status.version is None and status.staged is None:
         lines.append(f"{status.name}: {NOTHING_PUBLISHED}; driftline refresh {status.name}")
-    if status.late_s is not None and status.failed is None:
+    if status.late_s is not None:
         late = alarms.late_text(status.late_s, status.late_after_s or 0.0)
-        lines.append(f"{status.name}: {late}, last tried {age(status.tried_at, now)}; {IS_RUNNING}")
+        tried = f", last tried {age(status.tried_at, now)}; {IS_RUNNING}"
+        lines.append(f"{status.name}: {late}{tried if status.failed is None else ''}")
     if status.put_off_until is not None:
         lines.append(f"{status.name}: its source reads nothing before {status.put_off_until}")
     return lines
@@ -374,7 +404,7 @@ def history(config: WarehouseConfig, name: str, limit: int, *, as_json: bool) ->
         if as_json:
             body = {k: v for k, v in record.body.items() if k not in _OURS}
             body |= {k: v for k, v in (record.report or {}).items() if k in _BRAKES}
-            body |= {"failed": [asdict(f) for f in shown.failed]}
+            body |= {"failed": [asdict(f) for f in shown.failed], "requests": shown.requests}
             print(json.dumps(body | ({"staleness": shown.staleness} if known.is_moved else {})))
             continue
         print("".join(f"{f.attempt}\n" for f in shown.failed), end="")

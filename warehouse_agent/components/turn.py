@@ -411,7 +411,7 @@ def _staleness(staleness: Staleness | None, flipped_at: float, as_of: str) -> di
 
 def _not_committed(name: str) -> WarehouseUnavailable:
     return WarehouseUnavailable(
-        "A fragment that moves with the view could not be committed, so the view was not.",
+        "A table that moves with the view could not be committed, so the view was not.",
         where=name,
         remedy="Run the refresh again: it goes on from what was committed.",
     )

@@ -44,7 +44,7 @@ def named(known: Sequence[str], patterns: Sequence[str], all_: bool, *, file: Pa
             )
         return list(known)
     if not patterns:
-        raise UsageError("No fragment is named.", remedy="Name some, or say --all.")
+        raise UsageError("No table is named.", remedy="Name some, or say --all.")
     chosen: set[str] = set()
     for pattern in patterns:
         if pattern in known:
@@ -53,7 +53,7 @@ def named(known: Sequence[str], patterns: Sequence[str], all_: bool, *, file: Pa
         matching = {name for name in known if fnmatchcase(name, pattern)}
         if not matching:
             raise UsageError(
-                f"No fragment of {file.name} matches {pattern!r}.",
+                f"No table of {file.name} matches {pattern!r}.",
                 remedy=nearest(pattern, tuple(known)),
             )
         chosen |= matching

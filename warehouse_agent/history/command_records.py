@@ -108,7 +108,7 @@ class CommandRecord:
     def killed(self, name: str, version: int | None) -> Report:
         """Return the report of a fragment that it had not ended; `version`: what is published."""
         error = CommandKilled(
-            "The command was killed before this fragment had ended, or its machine stopped.",
+            "The command was killed before this table had ended, or its machine stopped.",
             where=name,
             details={"command": f"{self.who}, begun {utc_at(self.began)}"},
         )
@@ -373,5 +373,5 @@ def killed_text(record: CommandRecord, left: Sequence[str], now: datetime) -> st
     """Return in words that a command was killed, and what it had not ended."""
     began = datetime.fromtimestamp(record.began, UTC)
     named = ", ".join(left[:NAMED_MAX]) + (", …" if len(left) > NAMED_MAX else "")
-    what = f"before these had ended: {named}" if left else "after all fragments had ended"
+    what = f"before these had ended: {named}" if left else "after all tables had ended"
     return f"A refresh ({record.who}), begun {age(began.isoformat(), now)}, was killed {what}."

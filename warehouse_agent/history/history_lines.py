@@ -53,6 +53,7 @@ class RefreshCost:
         copied: bytes that a copy of all rows would have taken.
         rows_read, scans: rows that the source read, and its scans of the relation.
         phases: the seconds of each phase; empty if `seconds` is None.
+        requests: to the bucket for the table, by kind; None: not known, or on a disk.
     """
 
     seconds: float | None
@@ -63,6 +64,7 @@ class RefreshCost:
     phases: Mapping[str, float] = field(default_factory=dict)
     rows_read: int | None = None
     scans: int | None = None
+    requests: Mapping[str, int] | None = None
 
     @property
     def bytes(self) -> int | None:
@@ -309,10 +311,9 @@ def _expected(value: object) -> tuple[int, int, int] | None:
 def _changed(value: object) -> ChangeCounts | None:
     if not isinstance(value, dict) or (compared := _count(value.get("compared"))) is None:
         return None
-    columns, parts = value.get("columns"), value.get("parts")
+    parts = value.get("parts")
     listed = _counts(parts) if isinstance(parts, list) else []
-    named = columns.items() if isinstance(columns, dict) else ()
-    counts = {str(name): rows for name, one in named if (rows := _count(one)) is not None}
+    counts = _named_counts(value.get("columns")) or {}
     return ChangeCounts(compared, counts, tuple(listed), _moves(value.get("moves")))
 
 
@@ -370,7 +371,14 @@ def _spent(body: Mapping[str, Any]) -> RefreshCost:
         phases or {},
         _count(body.get("source_rows_read")),
         _count(body.get("source_scans")),
+        _named_counts(body.get("requests")),
     )
+
+
+def _named_counts(value: object) -> dict[str, int] | None:
+    if not isinstance(value, dict):
+        return None
+    return {str(name): number for name, one in value.items() if (number := _count(one)) is not None}
 
 
 def _rows(body: Mapping[str, Any]) -> RowCounts | None:

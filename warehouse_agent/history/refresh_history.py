@@ -380,13 +380,14 @@ class HistoryListener:
     histories: Histories = field(default_factory=Histories)
 
     def __call__(self, event: Event) -> None:
-        """Append the report of a fragment that is done; ignore other events.
+        """Append the report of a fragment that is done, with its requests; ignore other events.
 
         Raises:
             WarehouseUnavailable: the history cannot be written.
         """
         if not isinstance(event, RefreshCommitted | RefreshFailed):
             return
+        event.report.requests = self.store.requests(event.report.name)
         WarehouseFailpoint.HISTORY_WRITING.reach()
         self.histories.append(self.store, event.report.name, event.report.to_json())
         if isinstance(event, RefreshFailed):

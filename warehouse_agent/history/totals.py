@@ -108,6 +108,7 @@ class Totals:
             that these refreshes moved.
         read_in: refreshes, failed ones too, of which it is known what the source read.
         rows_read, scans: rows that the source read in these, and its scans.
+        requests: to a bucket, where they were counted.
         foretold, in_band: refreshes whose changes were forecast; of these those within the band.
         error: changed rows over those of the forecast's median, both with one row more.
         phases: seconds, by phase.
@@ -144,6 +145,7 @@ class Totals:
     phases: Mapping[str, float] = field(default_factory=dict)
     columns: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)
+    requests: int = 0
 
     @classmethod
     def of(cls, *lines: HistoryLine) -> Totals:
@@ -188,6 +190,7 @@ class Totals:
             _added(self.phases, other.phases),
             _most(_added(self.columns, other.columns)),
             _added(self.parts, other.parts),
+            self.requests + other.requests,
         )
 
     def text(self, whole_reads: float | None = None) -> str:
@@ -215,6 +218,8 @@ class Totals:
                 said += f", {reads_text(whole_reads / self.read_in)} a refresh"
             if is_held_back_for_long(self.held_back_s):
                 said += f", held back for {span(self.held_back_s)}"
+        if self.requests:
+            said += f"; {counted(self.requests, 'request')} to the bucket"
         return said
 
     def to_json(self) -> dict[str, Any]:
@@ -278,6 +283,7 @@ class _Sums:
     columns: dict[str, int] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
+    requests: int = 0
 
     def add(self, line: HistoryLine) -> None:
         spent = line.spent
@@ -288,6 +294,7 @@ class _Sums:
             self.read_in += 1
             self.rows_read += spent.rows_read
             self.scans += spent.scans or 0
+        self.requests += sum((spent.requests or {}).values())
         self.sent += spent.sent or 0
         self.received += spent.received or 0
         self.seconds += spent.seconds or 0.0

@@ -72,6 +72,7 @@ class RefreshTotals:
         copy_bytes, bytes_beside: that copies would have taken, where that is known, and that these
             refreshes moved.
         source_rows_read, source_scans: by the source, in `source_known_of` of all refreshes.
+        requests: to a bucket, where they were counted.
         whole_reads: these rows, in reads of the whole table as it is now; None: not known.
         text: the same in words.
     """
@@ -93,6 +94,7 @@ class RefreshTotals:
     source_rows_read: int
     source_scans: int
     source_known_of: int
+    requests: int
     whole_reads: float | None
     text: str
 
@@ -117,6 +119,7 @@ class RefreshTotals:
             one.rows_read,
             one.scans,
             one.read_in,
+            one.requests,
             None if whole_reads is None else round(whole_reads, 3),
             f"{f'since {since}: ' if since else ''}{one.text(whole_reads)}",
         )
@@ -149,6 +152,7 @@ class RefreshTotals:
             rows_read=self.source_rows_read,
             scans=self.source_scans,
             read_in=self.source_known_of,
+            requests=self.requests,
         )
 
 
@@ -201,7 +205,8 @@ class PublishedState:
 class HistoryEntry:
     """A version of a table, the failures between it and the next one, and its staleness, if known.
 
-    `is_given`: readers are given it, although there is a newer one.
+    `is_given`: readers are given it, although there is a newer one. `requests`: of the refresh that
+    published it, to a bucket, by kind, if known.
     """
 
     version: int
@@ -209,6 +214,7 @@ class HistoryEntry:
     failed: tuple[Failure, ...]
     staleness: Mapping[str, Any] | None
     is_given: bool
+    requests: Mapping[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,11 +523,14 @@ def history_of(store: Store, one: Fragment | View) -> VersionHistory:
     ours = [(e.version, e.record) for e in entries if e.record]
     member = _members(store).get(one.name)
     moved = dict(phase_history.staleness(known))
+    new = (line for line in known.successes if line.version != line.previous_version)
+    requests = {line.version: line.spent.requests for line in new}
     versions = []
     for version, record in ours:
         # Both are in UTC, to the second.
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]
         failed = failed[len(later) :]
         is_given = member is not None and member.version == version != ours[0][0]
-        versions.append(HistoryEntry(version, record, tuple(later), moved.get(version), is_given))
+        of_version = (moved.get(version), is_given, requests.get(version))
+        versions.append(HistoryEntry(version, record, tuple(later), *of_version))
     return VersionHistory(tuple(versions), tuple(failed), bool(moved), known.folded)

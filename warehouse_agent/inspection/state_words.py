@@ -33,7 +33,8 @@ def state_text(table: PublishedState, *, words: bool = False) -> str:
     """Return the state of a table in few words; `words`: also those of an error's code."""
     if (failed := table.failed) is not None:
         code = named(failed.code) if words else failed.code
-        return f"failed{f' {failed.times:,}×' if failed.times > 1 else ''}: {code}"
+        often = f" {failed.times:,}×" if failed.times > 1 else ""
+        return f"failed{often}{', late' if table.late_s is not None else ''}: {code}"
     if table.version is None:
         staged = table.staged
         return NOTHING_PUBLISHED if staged is None else f"first load, {staged_text(staged)} staged"

@@ -13,6 +13,9 @@ _HEAD, _ENTRY = 15, 2  # requests that open a version, and for each entry since 
 _QUIET, _QUIET_FILE = 12, 2  # of a refresh that finds nothing, and for each data file
 _CHANGED, _CHANGED_FILE = 20, 7  # of one that rewrites files, and for each of them
 _COMMIT = 5
+# By delta-rs 1.6: the reads of a checkpoint, and of an entry after it; lists and reads of a commit.
+CHECKPOINT_READS, ENTRY_READS = 11, 2
+COMMIT_LISTS = COMMIT_READS = 2
 _BESIDE = 8  # of locks, the record of a running command, and reading a note that is changed
 _QUIET_WRITES, _CHANGED_WRITES = 11, 26  # of these, what is priced as a write, without folders
 
@@ -28,6 +31,17 @@ class RequestForecast:
     rewritten: int
     unchanged_price: float | None = None
     rewritten_price: float | None = None
+
+
+def opening_reads(version: int) -> int:
+    """Return the reads by which delta-rs opens a version, beside one list.
+
+    There is a checkpoint of every version that is a multiple of CHECKPOINT_VERSIONS and is not the
+    newest (`log_entry.checkpoint`).
+    """
+    checkpoint = max(version - 1, 0) // CHECKPOINT_VERSIONS * CHECKPOINT_VERSIONS
+    entries = version - checkpoint if checkpoint else version + 1
+    return 1 + (CHECKPOINT_READS if checkpoint else 0) + ENTRY_READS * entries
 
 
 def predict(

@@ -1,4 +1,4 @@
-"""Share the fragment key with Spark's tasks, and get their errors back to the driver.
+"""Share the fragment key with Spark's tasks; get their errors and requests back to the driver.
 
 A task reads the fragment key from a file by its URI, never from a closure, so that it is in no
 event log. A DriftlineError raised in a task would reach the driver as text inside a Java exception;
@@ -13,8 +13,10 @@ import json
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from driftline.errors import (
@@ -28,8 +30,14 @@ from driftline.rows.fingerprints import fingerprints, position_seed
 from driftline.rows.frames import Fingerprints
 from driftline.values.types import Recipe
 
-from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends import known, request_counts
+from warehouse_agent.storage.backends.interface import StoreError
+from warehouse_agent.storage.backends.request_counts import Counts
 from warehouse_agent.storage.store import read_at
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.accumulators import Accumulator
 
 Batches = Iterable[pa.RecordBatch]
 Task = Callable[[Batches], Iterator[pa.RecordBatch]]
@@ -52,6 +60,7 @@ _LOST = re.compile(
 )
 _FILE = re.compile(r"\S+\.parquet")
 _ABSENT = re.compile("FileNotFoundError: |FileNotFoundException|NoSuchFileException")
+_sums: dict[SparkContext, Accumulator[Counts]] = {}
 _MARKED = re.compile(re.escape(_MARK) + r"(\{.*?\}):end")
 
 
@@ -72,17 +81,51 @@ class KeyFile:
 
 def task(function: Task) -> Task:
     """Wrap a function as a Spark task, which reaches the stores that this process knows, and whose
-    typed errors reach the driver, which wraps it."""
+    typed errors and requests of buckets reach the driver, which wraps it."""
     mark, stores = _MARK, known.learnt()  # a worker has another mark
+    requests = _request_sums() if any(map(known.is_bucket, stores)) else None
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         known.learn(stores)
         try:
             yield from function(batches)
-        except DriftlineError as error:
-            raise RuntimeError(marked(error, mark)) from None
+        except (DriftlineError, StoreError) as error:
+            if (typed := meaning(error)) is None:
+                raise
+            raise RuntimeError(marked(typed, mark)) from None
+        if requests is not None:  # those of a task that failed come with the worker's next one
+            requests.add(request_counts.REQUESTS.drained())
 
     return run
+
+
+class _RequestSums:
+    """How an accumulator of Spark adds up requests: in the driver, that of `mark`, to its own."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def zero(self, value: Counts) -> Counts:  # noqa: ARG002
+        return Counter()
+
+    def addInPlace(self, value: Counts, more: Counts) -> Counts:
+        if self.mark != _MARK:
+            return Counter(value) + Counter(more)
+        request_counts.REQUESTS.add(more)
+        return value
+
+
+def _request_sums() -> Accumulator[Counts] | None:
+    """Return the accumulator of the running session; None: it has none, as Spark Connect's."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return None
+    if context not in _sums:
+        _sums.clear()  # of a session that has ended
+        _sums[context] = context.accumulator(Counter(), _RequestSums(_MARK))  # type: ignore[arg-type]
+    return _sums[context]
 
 
 def marked(error: DriftlineError, mark: str = _MARK) -> str:
@@ -119,7 +162,8 @@ def driver_errors() -> Iterator[None]:
 
 
 def meaning(problem: Exception) -> DriftlineError | None:
-    """Return the error behind a failure of Spark; None if it is another failure or our mistake.
+    """Return the error behind a failure of Spark or a store; None if it is another failure or our
+    mistake.
 
     Raises:
         KeyboardInterrupt: the failure is one of cleaning up after an interruption, such as waiting
@@ -129,6 +173,10 @@ def meaning(problem: Exception) -> DriftlineError | None:
         raise interruption
     if isinstance(problem, DriftlineError):
         return problem
+    if isinstance(problem, StoreError):
+        return WarehouseUnavailable(
+            f"The warehouse's bucket cannot be read or written: {problem}.", remedy=problem.remedy
+        )
     text = str(problem)
     if _has_no_jvm(problem, text):
         return jvm_lost()

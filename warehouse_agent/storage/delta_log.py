@@ -30,6 +30,7 @@ from warehouse_agent.columns import view_layout
 from warehouse_agent.columns.layout import Layout, from_json, is_checked, to_json
 from warehouse_agent.columns.view_layout import ViewLayout
 from warehouse_agent.storage import log_trial
+from warehouse_agent.storage.backends.request_counts import Request
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.log_entry import APP_ID, META, write
 from warehouse_agent.storage.opened_table import (
@@ -131,8 +132,11 @@ class DeltaLog:
             else:
                 table = with_keys_of_now(store, name, pinned(newest))
             most = None if after is None else table.version() - after
-            with answers(store, name):
-                commits = [] if most is not None and most <= 0 else table.history(most)
+            commits: list[dict[str, Any]] = []
+            if most is None or most > 0:
+                with answers(store, name):
+                    commits = table.history(most)
+                store.count(name, {Request.LIST: 1, Request.GET: len(commits)})
         except TableNotFoundError:
             return []
         except (DeltaError, OSError) as error:  # another command may shorten it meanwhile

@@ -43,7 +43,7 @@ def take(file: IO[str], name: str) -> None:
 def locked(name: str, line: bytes) -> Locked:
     """Return the error of who comes second; `line`: of who holds the lock, if it is known."""
     return Locked(
-        f"Another warehouse agent works on this fragment{holder_in(line)}.",
+        f"Another warehouse agent works on this table{holder_in(line)}.",
         where=name,
         remedy="Run the command again when it has finished.",
     )

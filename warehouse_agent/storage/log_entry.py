@@ -23,8 +23,13 @@ from deltalake.transaction import (
 )
 from driftline.errors import Locked, WarehouseUnavailable
 
-from warehouse_agent.planning.request_cost import CHECKPOINT_VERSIONS
+from warehouse_agent.planning.request_cost import (
+    CHECKPOINT_VERSIONS,
+    COMMIT_LISTS,
+    COMMIT_READS,
+)
 from warehouse_agent.storage import log_trial
+from warehouse_agent.storage.backends.request_counts import Request
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.elapsed import ATTEMPT_S_MAX
 from warehouse_agent.storage.opened_table import (
@@ -69,6 +74,8 @@ def write(
         table = with_keys_of_now(store, name, pinned(base))
         now = int(time.time() * 1000)
         removes = (RemoveAction(f.path, True, now, f.size, {}) for f in new.removed)
+        asked = {Request.LIST: COMMIT_LISTS, Request.GET: COMMIT_READS, Request.PUT: 1}
+        store.count(name, asked)
         _transact(table, [*adds, *removes], "append", table.schema(), properties)
     if base is not None:
         checkpoint(store, name, base.version)

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 from deltalake import DeltaTable, Schema
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from driftline.errors import Locked, WarehouseUnavailable
 
 from warehouse_agent.columns.layout import RESERVED, Layout
 from warehouse_agent.columns.view_layout import ViewLayout
+from warehouse_agent.planning.request_cost import opening_reads
+from warehouse_agent.storage.backends.request_counts import Request
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot, ViewSnapshot
@@ -36,7 +38,13 @@ def opened(store: Store, name: str, version: int | None = None) -> OpenedTable:
         DeltaError, OSError: any other that delta-rs raises.
     """
     with answers(store, name):
-        return OpenedTable(store.table(name), version, store.delta_options)
+        try:
+            table = OpenedTable(store.table(name), version, store.delta_options)
+        except TableNotFoundError:
+            store.count(name, {Request.LIST: 1, Request.GET: 1})
+            raise
+    store.count(name, {Request.LIST: 1, Request.GET: opening_reads(table.version())})
+    return table
 
 
 @contextlib.contextmanager

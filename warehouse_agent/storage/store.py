@@ -10,7 +10,7 @@
     <path>/_driftline/changes/<name>/…      the change feed
     <path>/_driftline/executors/…           files of a check of Spark's executors, while it is made
     <path>/_driftline/conditions/…          that the store was checked, in buckets
-    <path>/_driftline/locks/<name>          held while an agent works on the fragment
+    <path>/_driftline/locks/<name>          held while an agent works on the table
     <path>/_driftline/runs/<name>.jsonl     a line for every refresh, also for failed ones
     <path>/_driftline/metrics.json          counters of all tables, which may be lost
     <path>/_driftline/notified/<channel>.json  what was told, and what waits to be told
@@ -26,7 +26,7 @@ import errno
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -37,7 +37,7 @@ from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
 from warehouse_agent.config import StorageSettings
-from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends import known, request_counts
 from warehouse_agent.storage.backends.interface import (
     Backend,
     Change,
@@ -47,13 +47,14 @@ from warehouse_agent.storage.backends.interface import (
     ReplacedError,
     StoreError,
 )
+from warehouse_agent.storage.backends.request_counts import REQUESTS, Request
 
 if TYPE_CHECKING:
     from warehouse_agent.config import WarehouseConfig
     from warehouse_agent.storage.backends.answers import Answer
 
-PRIVATE = "_driftline"
-KEPT = "kept"  # the folder below it with the tables of relations that only views need
+PRIVATE = request_counts.PRIVATE
+KEPT = request_counts.KEPT
 _DRAWN = re.compile("\x1b\\[[0-9;]*m|[\u2190-\u21ff\u2500-\u257f]")  # colours, arrows, lines
 _FULL = re.compile(rf"No space left|os error {errno.ENOSPC}\b|Errno {errno.ENOSPC}\b")
 _UNTOUCHED = "Check space and permissions; the last published version is untouched."
@@ -132,6 +133,17 @@ class Store:
             ConfigurationError: the credentials that are configured are not there.
         """
         return self.backend.delta_options()
+
+    def count(self, name: str, asked: Mapping[Request, int]) -> None:
+        """Count requests that delta-rs makes for a table in a bucket."""
+        if not self.is_local:
+            for kind, number in asked.items():
+                REQUESTS.made(f"{self._at(name)}/", kind, number)
+
+    def requests(self, name: str) -> dict[str, int] | None:
+        """Return how many requests this process made for a table since it was asked last, by kind;
+        None on a disk."""
+        return None if self.is_local else REQUESTS.taken(self.backend.path(self.root), name)
 
     def answer(self, error: Exception) -> Answer | None:
         """Return what an object store answered, if an error of delta-rs has it; None: else."""

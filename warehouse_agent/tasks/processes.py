@@ -34,6 +34,7 @@ from driftline.errors import WarehouseUnavailable
 
 from warehouse_agent.spark.machine import machine
 from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.request_counts import REQUESTS
 from warehouse_agent.tasks.reading_process import Failed, Read, Share, ToRead
 
 LOOK_S = 0.25  # until a step that is stopped is noticed by what waits for a place
@@ -85,9 +86,10 @@ class ReadingProcess:
             said = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise _lost() from error
+        assert isinstance(said, Read | Failed)
+        REQUESTS.add(said.requests)
         if isinstance(said, Failed):
             raise said.error
-        assert isinstance(said, Read)
         return said.batches
 
     def kill(self) -> None:

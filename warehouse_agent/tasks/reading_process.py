@@ -18,10 +18,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pyarrow as pa
-from driftline.errors import DriftlineError, InternalError
+from driftline.errors import InternalError
 
 from warehouse_agent.config import StorageSettings
+from warehouse_agent.spark.executors import meaning
 from warehouse_agent.storage.backends import known
+from warehouse_agent.storage.backends.request_counts import REQUESTS, Counts
 
 IDLE_S = 60.0
 
@@ -51,16 +53,18 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The rows of a share."""
+    """The rows of a share, and the requests that reading them took."""
 
     batches: list[pa.RecordBatch]
+    requests: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The error that ended a share."""
+    """The error that ended a share, and the requests made before."""
 
     error: Exception
+    requests: Counts
 
 
 def main() -> None:
@@ -91,11 +95,13 @@ def main() -> None:
 
 def _read(function: Function, items: Sequence[Any]) -> Read | Failed:
     try:
-        return Read(list(function(iter(items))))
-    except (DriftlineError, MemoryError) as error:
-        return Failed(error)
+        batches = list(function(iter(items)))
+    except MemoryError as error:
+        return Failed(error, REQUESTS.drained())
     except Exception as error:  # it may hold what cannot be pickled
-        return Failed(InternalError(f"{type(error).__name__}: {error}"))
+        known_error = meaning(error) or InternalError(f"{type(error).__name__}: {error}")
+        return Failed(known_error, REQUESTS.drained())
+    return Read(batches, REQUESTS.drained())
 
 
 def _listen(pipe: Connection, received: queue.SimpleQueue[ToRead | Share]) -> None:

@@ -236,10 +236,10 @@ def test_an_unforeseen_error_waits_for_no_other_source(tmp_path: Path) -> None:
         ([], "Usage"),
         (["frobnicate"], "No such command"),
         (["refresh", "--al"], "No such option"),
-        (["gc"], "No fragment is named"),
+        (["gc"], "No table is named"),
         (["refresh", "--all", "orders"], "--all and names were given together"),
         (["refresh", "ordres"], "Did you mean 'orders'?"),
-        (["plan", "x*"], "No fragment of warehouse.toml matches"),
+        (["plan", "x*"], "No table of warehouse.toml matches"),
         (["gc", "orders", "--keep-hours", "-1"], "too few"),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from driftline.errors import InternalError, ProofFailed, ViewFailed, WarehouseUnavailable
 from pyspark.errors import AnalysisException, PySparkException
 
-from warehouse_agent.spark.executors import marked, meaning, mistake
+from warehouse_agent.spark.executors import Batches, marked, meaning, mistake, task
+from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.views.evaluate import query_errors
 
 IN_A_TASK = """
@@ -49,6 +52,18 @@ def test_what_our_code_does_is(problem: Exception) -> None:
 def test_what_is_known_keeps_its_cause() -> None:
     full = PySparkException("java.io.IOException: No space left on device")
     assert type(mistake(full, "orders")) is WarehouseUnavailable
+
+
+def test_an_error_of_a_store_keeps_its_remedy() -> None:
+    def fails(_batches: Batches) -> Iterator[pa.RecordBatch]:
+        raise StoreError("AccessDenied: no", "Give it the rights.")
+
+    with pytest.raises(RuntimeError) as raised:
+        list(task(fails)([]))
+    for problem in (PySparkException(str(raised.value)), StoreError("no", "Give it the rights.")):
+        error = mistake(problem, "orders")
+        assert type(error) is WarehouseUnavailable
+        assert error.remedy == "Give it the rights."
 
 
 def test_an_error_of_a_task_is_known_by_the_mark_of_this_process_alone() -> None:

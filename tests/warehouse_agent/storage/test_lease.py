@@ -99,7 +99,7 @@ def test_a_lease_that_ended_is_taken_over(passed: Callable[[float], None]) -> No
     passed(LEASE_S + 1)
     second = Lease(files, "locks/t", "t")
     second.check()
-    with pytest.raises(Locked, match=r"Another warehouse agent works on this fragment: process"):
+    with pytest.raises(Locked, match=r"Another warehouse agent works on this table: process"):
         first.check()
     first.give_back()
     with pytest.raises(Locked):
@@ -125,7 +125,7 @@ def test_a_lease_that_was_removed_is_lost(passed: Callable[[float], None]) -> No
     held = Lease(files, "locks/t", "t")
     files.remove_file("locks/t", 0)
     passed(LEASE_S)
-    with pytest.raises(Locked, match=r"works on this fragment\. Run"):
+    with pytest.raises(Locked, match=r"works on this table\. Run"):
         held.check()
 
 

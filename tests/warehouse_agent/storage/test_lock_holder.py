@@ -34,4 +34,4 @@ def test_a_file_that_says_nothing(tmp_path: Path, line: bytes) -> None:
         lock.write_bytes(line)
         with pytest.raises(Locked) as caught, Store(str(tmp_path)).lock("orders"):
             pass
-    assert caught.value.message == "Another warehouse agent works on this fragment."
+    assert caught.value.message == "Another warehouse agent works on this table."

@@ -18,6 +18,7 @@ from driftline.errors import InternalError, ProofFailed, WarehouseUnavailable
 
 from tests import ROOT
 from tests.harness.processes import is_alive
+from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.tasks.processes import ReadingProcesses
 
 pytestmark = pytest.mark.starts
@@ -95,6 +96,15 @@ def test_an_error_is_that_of_the_share(processes: ReadingProcesses) -> None:
     assert numbers(processes.read(doubled, [[1], [2]], 2)) == [[2], [4]]
 
 
+def test_an_error_of_a_store_keeps_its_remedy(processes: ReadingProcesses) -> None:
+    def fails(items: Iterator[int]) -> Iterator[pa.RecordBatch]:
+        raise StoreError(f"AccessDenied: no {next(items)}", "Give it the rights.")
+
+    with pytest.raises(WarehouseUnavailable, match="AccessDenied: no 1") as raised:
+        processes.read(fails, [[1]], 1)
+    assert raised.value.remedy == "Give it the rights."
+
+
 def test_a_process_that_is_killed_ends_the_step(processes: ReadingProcesses) -> None:
     def killed(items: Iterator[int]) -> Iterator[pa.RecordBatch]:
         if 1 in items:
@@ -166,6 +176,7 @@ def test_a_fork_leaves_them_to_its_parent(processes: ReadingProcesses) -> None:
 
 PARENT = """
 import sys, time
+from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.tasks.processes import PROCESSES
 def function(items):
     import os, pyarrow as pa

@@ -88,6 +88,7 @@ class IndexRow:
 
     Attributes:
         state: in the words of `status`; `urgency` in those of monitoring.
+        source: its name, where the warehouse has several; empty: it has one, or it is a view.
         as_of, age: the source's time of the rows, and how long ago that is at the report's time.
         changes, seconds: of the newest refresh that went well; None: not known, or a load.
         moved, copied: bytes of all refreshes of which both are known.
@@ -105,6 +106,7 @@ class IndexRow:
     kind: str
     urgency: str
     state: str
+    source: str = ""
     version: int | None = None
     as_of: str = ""
     age: str = ""
@@ -189,6 +191,7 @@ def row_of(
     now: datetime,
     due: str,
     recovered: Sequence[Failure] = (),
+    source: str = "",
 ) -> IndexRow:
     """Return the row of a table.
 
@@ -196,6 +199,7 @@ def row_of(
         now: with a time zone.
         due: in words.
         recovered: failures of the last day, after which a refresh went well.
+        source: as in `IndexRow`.
     """
     newest = series.points[-1] if series.points else None
     read, rows = (None, None) if newest is None else (newest.rows_read, newest.total)
@@ -204,6 +208,7 @@ def row_of(
         kind=table.kind,
         urgency=urgency(table),
         state=state_text(table, words=True),
+        source=source,
         version=table.version,
         as_of=_moment_text(table.as_of),
         age=age(table.as_of, now).removesuffix(" ago") if table.version is not None else "",
@@ -262,11 +267,11 @@ def _now(failure: Failure | None) -> tuple[tuple[Failure, bool], ...]:
     return () if failure is None else ((failure, True),)
 
 
-def unread(name: str, kind: str, error: DriftlineError) -> IndexRow:
+def unread(name: str, kind: str, error: DriftlineError, source: str = "") -> IndexRow:
     """Return the row of a table whose state cannot be read."""
     failure = failure_of(error, name)
     state = f"cannot be read: {named(error.code)}"
-    return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, failure=failure)
+    return IndexRow(name, kind, MonitoringState.UNKNOWN.word, state, source, failure=failure)
 
 
 def failure_of(error: DriftlineError, name: str) -> Failure:
@@ -384,6 +389,7 @@ def whole_of(every: Iterable[Totals]) -> Totals:
             rows_read=whole.rows_read + one.rows_read,
             scans=whole.scans + one.scans,
             held_back_s=whole.held_back_s + one.held_back_s,
+            requests=whole.requests + one.requests,
         )
     return whole
 
@@ -413,9 +419,12 @@ def _wrong(table: PublishedState, now: datetime) -> Iterator[Remark]:
     if table.stale is not None and table.failed is None:  # why may hold values of rows
         remedy = "`driftline status --verbose {name}` says why."
         yield Remark("behind", "stays behind its inputs", remedy)
-    if table.late_s is not None and table.failed is None:
+    if table.late_s is not None:
         late = "late: no refresh went well in the time that is asked for"
         when = f"none for {span(table.late_s)}; the limit is {span(table.late_after_s or 0.0)}"
+        if table.failed is not None:
+            yield Remark("late", late, "See why it failed.", when)
+            return
         if table.tried_at is not None:
             when += f"; last tried {_moment_text(table.tried_at)} UTC, {age(table.tried_at, now)}"
         yield Remark("late", late, "See whether `driftline run`, or a timer, runs.", when)

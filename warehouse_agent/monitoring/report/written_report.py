@@ -158,17 +158,21 @@ def _lot(
     store = Store.of(config)
     with reading(config, lot, scope.now, ask=False) as state:
         for one in lot:
+            source = _source(config, one)
             try:
                 table = state(one)
                 history = refresh_history.read(store, one.name)
                 series, over = series_of(history), failures.recovered(history, scope.now)
                 due = _due(config, store, one, scope, table.late_s)
-                row = row_of(table, series, scope.now, due, over)
+                row = row_of(table, series, scope.now, due, over, source)
                 schemas = list(_schemas(store, one, series))
                 text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
             except Exception as problem:
                 error = mistake(problem, one.name)
-                row, series = unread(one.name, _kind(one), error), TableSeries()
+                row, series = (
+                    unread(one.name, _kind(one), error, _source(config, one)),
+                    TableSeries(),
+                )
                 text = pages.table(scope, row, PublishedState(one.name), series, None, ())
                 yield _MadePage(row, series.whole, text, error)
                 continue
@@ -183,6 +187,12 @@ def _kind(one: Fragment | View) -> str:
     if isinstance(one, View):
         return "view"
     return "kept" if one.is_kept else "fragment"
+
+
+def _source(config: WarehouseConfig, one: Fragment | View) -> str:
+    """Return the name of a table's source, if the warehouse has several."""
+    several = len({fragment.source.name for fragment in config.fragments.values()}) > 1
+    return one.source.name if several and isinstance(one, Fragment) else ""
 
 
 def _interval_s(config: WarehouseConfig, one: Fragment | View) -> float | None:

@@ -16,6 +16,7 @@ from warehouse_agent.config import StorageSettings
 from warehouse_agent.config.storage import S3_SCHEME
 from warehouse_agent.storage.backends.disk import Disk
 from warehouse_agent.storage.backends.interface import Backend
+from warehouse_agent.storage.backends.request_counts import REQUESTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +27,14 @@ _settings: dict[str, StorageSettings] = {}
 def learn(settings: Mapping[str, StorageSettings]) -> None:
     """Note how the stores of roots are reached."""
     _settings.update(settings)
+    for root in settings:
+        if is_bucket(root):
+            REQUESTS.know(root.removeprefix(S3_SCHEME))
+
+
+def is_bucket(root: str) -> bool:
+    """Return True if a root lies in a bucket."""
+    return root.startswith(S3_SCHEME)
 
 
 def learnt() -> dict[str, StorageSettings]:
@@ -48,7 +57,7 @@ def backend_of(uri: str) -> Backend:
     """
     if "://" not in uri or uri.startswith("file://"):
         return _disk()
-    if not uri.startswith(S3_SCHEME):
+    if not is_bucket(uri):
         raise ConfigurationError(
             f"{uri.partition('://')[0]}:// is no storage that is supported.",
             where="warehouse.path",

@@ -49,6 +49,7 @@ from warehouse_agent.storage.backends.interface import (
     ended,
 )
 from warehouse_agent.storage.backends.lease import Lease, held
+from warehouse_agent.storage.backends.request_counts import REQUESTS, Request
 
 if TYPE_CHECKING:
     from obstore import GetOptions, PutMode
@@ -62,7 +63,7 @@ HOLE_BYTES = 1 << 17  # between two ranges that one request reads
 FETCH_BYTES = 32 << 20  # held of a file; a row group has seldom more
 PART_BYTES = 8 << 20  # of an upload in parts
 PARTS_AT_ONCE = 2
-PAGE_FILES = 1000  # that a request lists
+PAGE_FILES = 1000  # that a request lists, or deletes
 CHANGE_S_MAX = 10.0  # tried again while others change a file
 _PAUSE_S = 0.05
 _RETRY_S = 60.0
@@ -130,6 +131,7 @@ class S3:
 
     def tagged(self, path: str) -> tuple[bytes, str | None] | None:
         """Return the bytes of an object and its tag."""
+        REQUESTS.made(path, Request.GET)
         with self.errors():
             try:
                 result = obstore.get(self.store, self.key(path))
@@ -159,6 +161,7 @@ class S3:
         options: GetOptions = {"range": (begin, end)}
         if tag is not None:
             options["if_match"] = tag
+        REQUESTS.made(self._path(key), Request.GET)
         with self.errors():
             try:
                 return bytes(obstore.get(self.store, key, options=options).bytes())
@@ -173,6 +176,7 @@ class S3:
         return _NewFile(self, path)
 
     def write(self, path: str, data: bytes, *, private: bool) -> None:  # noqa: ARG002 - of disks
+        REQUESTS.made(path, Request.PUT)
         with self.errors():
             obstore.put(self.store, self.key(path), data)
 
@@ -198,6 +202,7 @@ class S3:
         Return None if it was not written, or by an earlier try of the same put.
         """
         mode: PutMode = "create" if tag is None else {"e_tag": tag}
+        REQUESTS.made(path, Request.PUT)
         with self.errors():
             try:
                 return obstore.put(self.store, self.key(path), data, mode=mode)["e_tag"] or ""
@@ -222,6 +227,7 @@ class S3:
     def listed(self, path: str, *, recursive: bool) -> list[fs.FileInfo]:
         key = self.key(path)
         prefix = key and key + "/"
+        REQUESTS.made(path + "/", Request.LIST)
         with self.errors():
             if recursive:
                 found = [meta for page in obstore.list(self.store, prefix) for meta in page]
@@ -229,6 +235,8 @@ class S3:
             else:
                 listing = obstore.list_with_delimiter(self.store, prefix)
                 found, folders = [*listing["objects"]], [*listing["common_prefixes"]]
+        more_pages = (len(found) + len(folders) - 1) // PAGE_FILES
+        REQUESTS.made(path + "/", Request.LIST, max(more_pages, 0))
         # SeaweedFS lists an empty folder as an object of its name.
         files = [self._info(meta) for meta in found if meta["path"] != key]
         return files + [fs.FileInfo(self._path(f), fs.FileType.Directory) for f in folders]
@@ -247,6 +255,7 @@ class S3:
             folder, _, name = left[0].rpartition("/")
             before = f"{folder}/{name[:-1] if name[:-1].strip('.') else ' '}".lstrip("/")
             begin = prefix + max(before, end, key=str.encode)
+            REQUESTS.made(path + "/", Request.LIST)
             with self.errors():
                 pages = obstore.list(self.store, prefix, offset=begin, chunk_size=PAGE_FILES)
                 page = next(iter(pages), [])
@@ -262,6 +271,7 @@ class S3:
 
     def info(self, path: str) -> fs.FileInfo:
         """Return size and time of a file; of anything else that it is not there."""
+        REQUESTS.made(path, Request.HEAD)
         with self.errors():
             try:
                 return self._info(obstore.head(self.store, self.key(path)))
@@ -290,10 +300,12 @@ class S3:
     def remove_folder(self, path: str) -> None:
         keys = [self.key(info.path) for info in self.listed(path, recursive=True)]
         if keys:
+            REQUESTS.made(path + "/", Request.DELETE, -(-len(keys) // PAGE_FILES))
             with self.errors(), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self.store, keys)
 
     def remove_file(self, path: str, above: int) -> None:  # noqa: ARG002 - there are no folders
+        REQUESTS.made(path, Request.DELETE)
         with self.errors(), contextlib.suppress(FileNotFoundError):
             obstore.delete(self.store, self.key(path))
 
@@ -402,6 +414,7 @@ class _ReadFile(io.RawIOBase):
 
     def _asked(self, path: str) -> _End:
         """Return the last TAIL_BYTES of the object. Raises OSError."""
+        REQUESTS.made(path, Request.GET)
         with self._of.errors():
             try:
                 result = obstore.get(
@@ -513,6 +526,8 @@ class _Upload(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")  # those of Arrow have signed bytes
+        if self._at < PART_BYTES <= self._at + view.nbytes:
+            REQUESTS.made(self._path, Request.PUT)  # the begin of an upload in parts
         with self._of.errors():
             self._out.write(view)
         self._at += view.nbytes
@@ -522,6 +537,9 @@ class _Upload(io.RawIOBase):
         """Complete the upload, which the store may have done although it answers with an error: a
         completion that is repeated after a lost answer finds no upload."""
         super().close()
+        parts = -(-self._at // PART_BYTES)
+        # One object; or its parts and their end. Parts before it is finished are not counted.
+        REQUESTS.made(self._path, Request.PUT, 1 if self._at < PART_BYTES else parts + 1)
         with self._of.errors():
             try:
                 self._out.close()
@@ -533,5 +551,7 @@ class _Upload(io.RawIOBase):
         """Abort the upload, unless it is completed."""
         if not self.closed:
             super().close()
+            if self._at >= PART_BYTES:
+                REQUESTS.made(self._path, Request.DELETE)
             with self._of.errors():
                 self._out.__exit__(OSError, None, None)

@@ -150,7 +150,7 @@ def test_what_failed_is_seen_without_scrolling_and_leads_to_its_page(
     assert box["y"] + box["height"] < 800
     assert "Start driftline-source serve" in lost.inner_text()
     lost.get_by_role("link", name="customers").click()
-    assert page.title() == "customers: failed 4×: UNREACHABLE (source does not answer)"
+    assert page.title() == "customers: failed 4×, late: UNREACHABLE (source does not answer)"
     page.get_by_role("link", name="all tables").click()
     assert page.locator("h1").inner_text() == "warehouse.toml"
     page.close()
