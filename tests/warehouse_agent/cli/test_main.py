@@ -43,8 +43,8 @@ REPORT = [
     "bytes_rewritten", "repaired_files", "repaired_rows",
     "predicted", "modelled", "changes_expected", "round_trips", "source_scans", "source_rows_read",
     "held_back_s", "snapshot_s", "seconds", "places", "places_why",
-    "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability", "as_of",
-    "checked_at", "refreshed_at", "activity", "attempts", "retried", "tiles", "tiles_done",
+    "requests", "method", "method_why", "consistency", "proof", "fingerprint", "miss_probability",
+    "as_of", "checked_at", "refreshed_at", "activity", "attempts", "retried", "tiles", "tiles_done",
     "resumed_at", "not_started", "warehouse_version", "inputs", "stale", "derived", "held", "ahead",
     "proven_at", "view_phases", "staleness", "failed_at", "put_off_until", "error", "schema",
 ]  # fmt: skip
@@ -61,7 +61,7 @@ STATUS = [
 HISTORY = {
     "version", "as_of", "consistency", "proof", "fingerprint", "vouched", "rows", "published_at",
     "changes", "rows_inserted", "rows_updated", "rows_deleted", "method", "checked_at",
-    "repaired_files", "repaired_rows", "held_back_s", "snapshot_s", "failed",
+    "repaired_files", "repaired_rows", "held_back_s", "snapshot_s", "failed", "requests",
 }  # fmt: skip
 RECEIPT = [
     "relation", "columns", "key_columns", "as_of", "version", "count", "sum", "fragment_key",
