@@ -105,6 +105,18 @@ def test_a_table() -> None:
     assert not summary_of([published("orders")], NOW)
 
 
+def test_a_table_that_failed_and_is_late_is_both() -> None:
+    both = replace(
+        published("sites"), state=MonitoringState.CRITICAL, failed=FAILURE, alarms=["failed"],
+        late_s=7200.0, late_after_s=600.0, tried_at=at(minutes=5),
+    )  # fmt: skip
+    assert table_of([both], NOW, 80)[1].endswith("failed, late: UNREACHABLE")
+    assert f"sites: {late_text(7200.0, 600.0)}" in remarks_on([both], NOW)
+    assert "  1 failed, 1 late: UNREACHABLE (source does not answer): driftline status sites" in (
+        summary_of([both, replace(both, name="gone", failed=None), published("b")], NOW)
+    )
+
+
 def test_a_well_table_says_whose_clock_tells_its_age_and_when_it_would_be_late() -> None:
     well = replace(published("orders"), late_after_s=10_800.0)
     assert remarks_on([well], NOW)[-2:] == [

@@ -129,6 +129,16 @@ def test_the_failing_come_first_with_what_to_do() -> None:
     assert text.index("late: 2 h, limit 1 h") < text.index("ok12")
 
 
+def test_a_table_that_failed_and_is_late_is_both_and_names_its_source() -> None:
+    both = replace(failing("prices", LOST), late_s=7200.0, late_after_s=3600.0)
+    row = row_of(both, TableSeries(), NOW, "2026-11-30 08:00", source="erp")
+    text = " ".join(harmless(indexed([row])).text.split())
+    assert "prices: failed 3×, late: UNREACHABLE" in text
+    assert "none for 2 hours; the limit is 1 hour" in text
+    assert "See why it failed." in text
+    assert "prices of erp" in text
+
+
 def test_tables_with_one_cause_are_told_together() -> None:
     states = [failing(f"t{n}", replace(LOST, remedy=f"driftline refresh t{n}")) for n in range(30)]
     [one] = troubles(rows_of(*states), NOW, values=False)
