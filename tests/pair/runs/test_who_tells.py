@@ -230,6 +230,7 @@ def test_status_tells(broken: tuple[str, Bench, Callable[[], object]]) -> None:
         assert checked.out.startswith("CRITICAL: 1 table, 1 to look at: The disk of ")
     else:
         assert f"a: the last refresh failed: {code}" in checked.out
+        assert "\na: next: " in command("status", "a", config=bench.config).out
 
 
 @EACH
