@@ -53,6 +53,7 @@ PARTS: Final = {
         "tests/conformance/test_markers.py",
         "tests/conformance/test_engines.py",
         "tests/source_agent/engines/test_sqlite.py",
+        "tests/pair/refresh/test_every_engine.py",
     ),
 }
 # "mark" alone is in every parametrized test: its function has a `pytestmark`.
@@ -67,15 +68,12 @@ SELECTED: Final = {
     "firebird": "exact or refused or snapshot or refreshed or was_written or described or zones"
     " or granted_login or rights",
 }
+_OF_EACH: Final = ("tests/conformance", "tests/source_agent/engines", "tests/pair/refresh")
 WHOLE: Final = {
-    "postgresql": ("tests/conformance", "tests/source_agent/engines", "tests/pair/since"),
-    "mariadb": ("tests/conformance", "tests/source_agent/engines", "tests/pair/refresh"),
-    "firebird": (
-        *PARTS["firebird"],
-        "tests/source_agent/engines/test_firebird_values.py",
-        "tests/source_agent/engines/test_firebird_charsets.py",
-    ),
-    "sqlite": PARTS["sqlite"],
+    "postgresql": (*_OF_EACH, "tests/pair/since"),
+    "mariadb": _OF_EACH,
+    "firebird": _OF_EACH,
+    "sqlite": (*PARTS["sqlite"], "tests/pair/refresh"),
 }
 _PASSED: Final = re.compile(r"(\d+) passed")
 
@@ -149,7 +147,7 @@ def test_a_part_of_the_suite_passes(server: str) -> None:
 @pytest.mark.parametrize("server", SOAK)
 def test_the_whole_suite_passes(server: str) -> None:
     engine = server.partition("=")[0]
-    every = {"postgresql": "postgresql or xmin", "firebird": "", "sqlite": "lite"}
+    every = {"postgresql": "postgresql or xmin", "sqlite": "lite"}
     chosen = every.get(engine, engine)
     this = "--ignore=tests/conformance/test_server_versions.py"
     said = run(server, *WHOLE[engine], this, "-k", chosen, "-m", "not soak")
