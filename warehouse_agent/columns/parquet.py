@@ -3,9 +3,9 @@
 Bounds are written of columns by which somebody may skip rows: of the source's, and of a row's
 statistics. Nobody looks for a range of fingerprints, of hashed positions or of key bytes.
 
-Invariant: a column that may hold NaN has no bounds. Arrow leaves NaN out of them, but readers take
-NaN for the greatest value, and would skip rows that hold it. Spark's own writer
-names NaN as the greatest value.
+Invariant: a published column of floats has no bounds and no dictionary. Arrow leaves NaN out of
+bounds, which readers take for the greatest value. A dictionary has the bytes of −0.0 and not those
+of 0.0, which readers take for equal. By either they would skip rows that a condition finds.
 """
 
 from __future__ import annotations
@@ -19,15 +19,26 @@ import pyarrow.parquet as pq
 from warehouse_agent.columns.layout import RESERVED, STATISTICS
 
 
-def writer(target: Any, schema: pa.Schema, **options: Any) -> pq.ParquetWriter:
-    """Return a writer of zstd files; `options` are those of Arrow, but for bounds and codec."""
-    return pq.ParquetWriter(
-        target, schema, compression="zstd", write_statistics=_bounded(schema), **options
-    )
+def writer(
+    target: Any, schema: pa.Schema, *, repeated: Sequence[str] | None = None, **options: Any
+) -> pq.ParquetWriter:
+    """Return a writer of zstd files.
 
-
-def _bounded(schema: pa.Schema) -> Sequence[str]:
-    """Return the columns that get bounds. Arrow takes paths: a nested column gets none by name."""
-    fields = (field for field in schema if not pa.types.is_floating(field.type))
+    Args:
+        repeated: columns with few values, which get dictionaries; None: any may have.
+        options: those of Arrow, but for bounds, dictionaries and codec.
+    """
+    exact = [field.name for field in schema if not pa.types.is_floating(field.type)]
+    ours = [name for name in schema.names if name.startswith(RESERVED)]
     kept = {name for name, _ in STATISTICS}
-    return [f.name for f in fields if not f.name.startswith(RESERVED) or f.name in kept]
+    return pq.ParquetWriter(
+        target,
+        schema,
+        compression="zstd",
+        # Arrow takes paths: a nested column gets none by name.
+        write_statistics=[name for name in exact if name not in ours or name in kept],
+        use_dictionary=[
+            name for name in dict.fromkeys((*exact, *ours)) if repeated is None or name in repeated
+        ],
+        **options,
+    )

@@ -95,7 +95,9 @@ def rows_of(
         then: makes the rows to be returned of those that are read; None: they are the same.
     """
     if files and then is None and known.backend_of(files[0].uri).is_local:
-        return spark.read.schema(from_arrow(columns)).parquet(*(f.uri for f in files))
+        # Files of earlier releases have dictionaries of floats (`columns.parquet`).
+        reader = spark.read.option("parquet.filter.dictionary.enabled", "false")
+        return reader.schema(from_arrow(columns)).parquet(*(f.uri for f in files))
     return rows_by_tasks(spark, files, columns, ranges=ranges, then=then)
 
 

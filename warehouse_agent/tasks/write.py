@@ -197,7 +197,7 @@ def _writer(
         out,
         sample.schema,
         compression_level=3,
-        use_dictionary=[
+        repeated=[
             field.name
             for field, column in columns
             if column.nbytes <= most and pc.count_distinct(column).as_py() < few

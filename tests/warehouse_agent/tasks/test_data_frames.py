@@ -74,6 +74,22 @@ def numbers(first: int, count: int) -> pa.Table:
     return pa.table([[*keys], [f"a{k}" for k in keys], [f"b{k}" * 20 for k in keys]], NUMBERS.names)
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+def test_a_condition_on_zero_finds_rows_with_minus_zero(
+    spark: SparkSession, tmp_path: Path, kind: pa.DataType
+) -> None:
+    """Whatever the row groups: their dictionaries and statistics hold the one or the other zero."""
+    zeros = [[-0.0, 3.5, -12.25] * 100, [0.0, 3.5] * 100, [-0.0, 0.0] * 100, [-0.0] * 100]
+    tables = [pa.table({"x": pa.array(some, kind)}) for some in [*zeros, [0.0] * 100, [1.5] * 100]]
+    rows = rows_of(spark, files_in(tmp_path, *tables), tables[0].schema)
+    found = sum(value == 0 for table in tables for value in table["x"].to_pylist())
+    for zero in ("x = 0.0", "x = -0.0", "x IN (0.0, 7.0)", "x >= -0.0 AND x <= 0.0", "x <=> 0.0"):
+        assert rows.where(zero.replace("0.0", "0.0D")).count() == found, zero
+    assert rows.where("x <> 0.0D").count() == sum(map(len, tables)) - found
+    assert rows.where("x < 0.0D").count() == 100
+    assert rows.where("x > -0.0D").count() == 100 + 100 + 100
+
+
 def texts(rows: DataFrame) -> list[str]:
     """Return rows by key, each value as the text that Spark makes of it."""
     shown = [f"hex({n})" if n == "y" else f"CAST({n} AS STRING)" for n in NAMES]
