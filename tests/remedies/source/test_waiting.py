@@ -85,9 +85,9 @@ def test_postgresql_is_silent(pg: OfPostgreSQL) -> None:
 
 
 def test_mariadb_is_silent(maria: OfMariaDB) -> None:
-    slow = query("SELECT CAST(SLEEP(2) + 1 AS SIGNED) AS id")
+    slow = query("SELECT CAST(SLEEP(0.8) + 1 AS SIGNED) AS id")
     with pytest.raises(DatabaseUnavailable) as caught:
-        rows(maria.url, slow, silence_s=1.0)
+        rows(maria.url, slow, silence_s=0.4)
     told(caught.value, WAITS)
     assert rows(maria.url, slow, silence_s=60.0) == [["1"]]
 
