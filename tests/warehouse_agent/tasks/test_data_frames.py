@@ -44,6 +44,19 @@ TYPES = [
     "string", "binary", "date", "timestamp", "timestamp_ntz",
 ]  # fmt: skip
 NAMES = ["b", "i1", "i2", "i4", "i8", "f", "d", "m", "t", "y", "date", "ltz", "ntz"]
+COMPARED = {
+    "b": ["true"],
+    "i4": ["3", "-2147483648"],
+    "i8": ["4L", "9223372036854775807L"],
+    "f": ["CAST('NaN' AS FLOAT)", "0.0F", "1.5F"],
+    "d": ["CAST('NaN' AS DOUBLE)", "0.0D", "CAST('Infinity' AS DOUBLE)"],
+    "m": ["1.25BD", "0BD"],
+    "t": ["'x'", "''", "'é€😀'"],
+    "y": ["X'00ff'", "X''"],
+    "date": ["DATE '0001-01-01'", "DATE '1582-10-04'"],
+    "ltz": ["TIMESTAMP '1582-10-04 23:59:59.999999'", "TIMESTAMP '2024-10-27 01:30:00'"],
+    "ntz": ["TIMESTAMP_NTZ '0001-01-01 00:00:00.000001'", "TIMESTAMP_NTZ '1900-01-01 00:00:00'"],
+}
 LAYOUT = ViewLayout(
     tuple(map(ViewColumn, NAMES, TYPES)),
     (ViewColumn("_driftline_k1", "bigint"),),
@@ -72,6 +85,40 @@ def files_in(folder: Path, *tables: pa.Table, group: int = 1000) -> list[DataFil
 def numbers(first: int, count: int) -> pa.Table:
     keys = range(first, first + count)
     return pa.table([[*keys], [f"a{k}" for k in keys], [f"b{k}" * 20 for k in keys]], NUMBERS.names)
+
+
+@pytest.mark.parametrize("zoned", ["Europe/Berlin"], indirect=True)
+def test_conditions_find_the_rows_that_they_mean(zoned: SparkSession, tmp_path: Path) -> None:
+    """Spark's reader skips row groups by them, and the tasks' reader does not."""
+    rows, made = zoned.sql(VALUES), list[DataFile]()
+    for key in range(1, 5):
+        folder = DataFolder(Store(str(tmp_path)), "v", f"data-{key}")
+        row = rows.where(f"_driftline_k1 = {key}")
+        made += write_rows(folder, row.crossJoin(zoned.range(40).select()).coalesce(1), LAYOUT)
+    readers = {"skips": rows_of, "does not": rows_by_tasks}
+    for name, literals in COMPARED.items():
+        conditions = [
+            f"{name} {condition.format(one)}"
+            for one in literals
+            for condition in (
+                "= {0}",
+                "<> {0}",
+                "< {0}",
+                "<= {0}",
+                "> {0}",
+                ">= {0}",
+                "IN ({0}, {0})",
+            )
+        ]
+        counts = ", ".join(f"count_if({one})" for one in conditions)
+        found = {}
+        for reader, read in readers.items():
+            read(zoned, made, LAYOUT.file_schema).createOrReplaceTempView("read")
+            each = (f"SELECT {n}, count(*) FROM read WHERE {c}" for n, c in enumerate(conditions))
+            found[reader] = sorted(map(tuple, zoned.sql(" UNION ALL ".join(each)).collect()))
+        assert found["skips"] == found["does not"], name
+        (every,) = zoned.sql(f"SELECT {counts} FROM read").collect()
+        assert [count for _, count in found["skips"]] == [*every], name
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
