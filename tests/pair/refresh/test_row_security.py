@@ -23,6 +23,7 @@ from source_agent.engines.interface import Limits, Session
 from source_agent.engines.postgresql.session import PostgresqlSession
 from source_agent.engines.registry import connect
 from source_agent.engines.relations.shapes import Relation, Shape
+from tests.harness.absent import needs_release
 from tests.harness.legacy import PostgresLegacy
 from tests.harness.pair import Pair
 from tests.harness.servers import PostgreSQL
@@ -322,8 +323,11 @@ def test_whom_policies_apply_to(legacy: PostgresLegacy) -> None:
     legacy.execute(f"DROP ROLE club_{reader}")
 
 
-def test_views_queries_and_conditions_that_read_other_tables(legacy: PostgresLegacy) -> None:
+def test_views_queries_and_conditions_that_read_other_tables(
+    legacy: PostgresLegacy, postgresql: PostgreSQL
+) -> None:
     """A view reads as its owner, with `security_invoker` as who reads it."""
+    needs_release(postgresql.release, 15, "security_invoker")
     reader = login_of(legacy)
     for sql in (
         f"CREATE ROLE owner_{reader}",
