@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # deltalake 1.6.6 and a table in an S3 bucket (moto 5.2.5), at version 12 with a checkpoint of version 10:
 # to open it reads that one checkpoint, of some kB, in eleven requests, and each of the two entries after it
-# twice. Opened once more by the same process it costs the same again. At 30 ms a
-# request that is half a second before the first row.
+# twice. Opened once more by the same process it costs the same again. At 30 ms a request that is half a
+# second before the first row.
 set -euo pipefail
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
@@ -48,12 +48,15 @@ for n in range(13):
     )
     if n == 10:
         DeltaTable("s3://lake/t", storage_options=options).create_checkpoint()
+costs = []
 for _ in range(2):
     asked.clear()
     table = DeltaTable("s3://lake/t", storage_options=options)
-    print("version", table.version(), "files", len(table.file_uris()))
-    for (kind, name), times in sorted(asked.items()):
-        print(f"{times} {kind} {name.lstrip('0')}".strip())
+    costs.append(dict(asked))
+print("version", table.version(), "files", len(table.file_uris()))
+for (kind, name), times in sorted(costs[0].items()):
+    print(f"{times} {kind} {name.lstrip('0')}".strip())
+print("opened again:", "the same" if costs[1] == costs[0] else costs[1])
 PYTHON
 cat "$work/seen"
 diff "$work/seen" - <<'SEEN'
@@ -63,10 +66,5 @@ version 12 files 13
 2 GET 12.json
 1 GET _last_checkpoint
 1 LIST
-version 12 files 13
-11 GET 10.checkpoint.parquet
-2 GET 11.json
-2 GET 12.json
-1 GET _last_checkpoint
-1 LIST
+opened again: the same
 SEEN

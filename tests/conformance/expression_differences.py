@@ -44,6 +44,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "`substring`, `left` at 0 or less": {
         PG: ("substring at 0 or less", "left or right of less than 0"),
         MY: ("substring at 0 or less",), LITE: ("substring at 0 or less",),
+        FB: ("substring at 0 or less",),
     },
     "`\\` in a text": {PG: ("backslash",), LITE: ("backslash",), FB: ("backslash",)},
     "NULL in `concat`, `hex`": {PG: ("concat",), LITE: ("hex",)},
@@ -53,7 +54,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "decimals": {
         LITE: (
             "CAST(decimal AS DECIMAL)", "CAST(double AS DECIMAL)", "decimal * decimal",
-            "decimal - decimal", "decimal % decimal",
+            "decimal - decimal", "decimal % decimal", "round(decimal, 1)",
         ),
         MY: ("decimal NOT IN",),
     },

@@ -108,7 +108,9 @@ def _check(heard: Heard, more: Sequence[str] = ()) -> None:
 
 
 @pytest.fixture(params=[*KINDS, "firebird"])
-def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
+def legacy(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Legacy]:
     if request.param == "sqlite":
         made: Legacy = OfSQLite(tmp_path / f"{SECRET}.sqlite", journal="delete")
     elif request.param == "firebird":
@@ -116,6 +118,8 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
         from tests.harness.legacy_firebird import OfFirebird
 
         made = OfFirebird(tmp_path, server)
+        if made.password is not None:  # of a version with a server
+            monkeypatch.setenv("DRIFTLINE_PASSWORD_DATABASE", made.password)
     else:
         made = KINDS[request.param](request, tmp_path)
     yield made

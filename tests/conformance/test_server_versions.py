@@ -73,7 +73,7 @@ WHOLE: Final = {
     "postgresql": (*_OF_EACH, "tests/pair/since"),
     "mariadb": _OF_EACH,
     "firebird": _OF_EACH,
-    "sqlite": (*PARTS["sqlite"], "tests/pair/refresh"),
+    "sqlite": _OF_EACH,
 }
 _PASSED: Final = re.compile(r"(\d+) passed")
 

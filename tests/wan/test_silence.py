@@ -88,15 +88,11 @@ def _until(holds: Callable[[], bool], within_s: float) -> float:
 
 
 def _cases() -> list[object]:
-    """All with limits of time, and one without, for cores that are busy: by --soak.
-
-    Every run has a silence in `tests/faults/test_pair.py`, and a line that breaks in `test_pair`.
-    """
-    timed = [pytest.param(name, True, id=name) for name in SILENCES]
+    """One without limits of time in every run, on cores that may be busy; all with, by --soak."""
+    timed = [pytest.param(name, True, marks=pytest.mark.soak, id=name) for name in SILENCES]
     return [pytest.param("deaf", False, id="untimed"), *timed]
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("silence", "is_timed"), _cases())
 def test_it_is_noticed_and_gone_on_with(silence: str, is_timed: bool, tmp_path: Path) -> None:
     with wan.Link(rtt_ms=100, rate_mbit=10) as link:

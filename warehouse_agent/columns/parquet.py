@@ -28,17 +28,16 @@ def writer(
         repeated: columns with few values, which get dictionaries; None: any may have.
         options: those of Arrow, but for bounds, dictionaries and codec.
     """
-    exact = [field.name for field in schema if not pa.types.is_floating(field.type)]
-    ours = [name for name in schema.names if name.startswith(RESERVED)]
-    kept = {name for name, _ in STATISTICS}
+    real = {field.name for field in schema if pa.types.is_floating(field.type)}
+    ours = {name for name in schema.names if name.startswith(RESERVED)}
+    bounded = {*schema.names} - real - (ours - {name for name, _ in STATISTICS})
+    encoded = {*schema.names} - (real - ours)
     return pq.ParquetWriter(
         target,
         schema,
         compression="zstd",
         # Arrow takes paths: a nested column gets none by name.
-        write_statistics=[name for name in exact if name not in ours or name in kept],
-        use_dictionary=[
-            name for name in dict.fromkeys((*exact, *ours)) if repeated is None or name in repeated
-        ],
+        write_statistics=sorted(bounded),
+        use_dictionary=sorted(encoded if repeated is None else encoded & {*repeated}),
         **options,
     )

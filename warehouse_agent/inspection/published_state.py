@@ -531,6 +531,6 @@ def history_of(store: Store, one: Fragment | View) -> VersionHistory:
         later = [f for f in failed if f.at is not None and f.at >= record.published_at]
         failed = failed[len(later) :]
         is_given = member is not None and member.version == version != ours[0][0]
-        of_version = (moved.get(version), is_given, requests.get(version))
-        versions.append(HistoryEntry(version, record, tuple(later), *of_version))
+        staleness, asked = moved.get(version), requests.get(version)
+        versions.append(HistoryEntry(version, record, tuple(later), staleness, is_given, asked))
     return VersionHistory(tuple(versions), tuple(failed), bool(moved), known.folded)

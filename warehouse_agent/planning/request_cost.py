@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CHECKPOINT_VERSIONS = 10  # of a log, between two checkpoints
-_HEAD, _ENTRY = 15, 2  # requests that open a version, and for each entry since a checkpoint
+_HEAD = 15  # requests that open a version, beside those for each entry since a checkpoint
 _QUIET, _QUIET_FILE = 12, 2  # of a refresh that finds nothing, and for each data file
 _CHANGED, _CHANGED_FILE = 20, 7  # of one that rewrites files, and for each of them
 _COMMIT = 5
@@ -55,7 +55,7 @@ def predict(
 
     read_price, write_price: of 1,000 requests.
     """
-    head = _HEAD + _ENTRY * ((version - 1) % CHECKPOINT_VERSIONS + 1 if version else 1)
+    head = _HEAD + ENTRY_READS * ((version - 1) % CHECKPOINT_VERSIONS + 1 if version else 1)
     unchanged = _QUIET + _QUIET_FILE * files + head + _BESIDE
     rewritten = _CHANGED + _CHANGED_FILE * files + head + _COMMIT + _BESIDE
     if read_price is None and write_price is None:

@@ -176,7 +176,6 @@ def test_a_fork_leaves_them_to_its_parent(processes: ReadingProcesses) -> None:
 
 PARENT = """
 import sys, time
-from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.tasks.processes import PROCESSES
 def function(items):
     import os, pyarrow as pa

@@ -169,10 +169,7 @@ def _lot(
                 text = pages.table(scope, row, table, series, _interval_s(config, one), schemas)
             except Exception as problem:
                 error = mistake(problem, one.name)
-                row, series = (
-                    unread(one.name, _kind(one), error, _source(config, one)),
-                    TableSeries(),
-                )
+                row, series = unread(one.name, _kind(one), error, source), TableSeries()
                 text = pages.table(scope, row, PublishedState(one.name), series, None, ())
                 yield _MadePage(row, series.whole, text, error)
                 continue

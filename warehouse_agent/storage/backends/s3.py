@@ -279,6 +279,7 @@ class S3:
                 return fs.FileInfo(path, fs.FileType.NotFound)
             except BaseError as error:
                 if is_unexplained(str(error)):
+                    REQUESTS.made(path, Request.GET)
                     with contextlib.suppress(FileNotFoundError):  # a read of it is told why
                         obstore.get(self.store, self.key(path), options={"range": (0, 1)})
                 raise
