@@ -45,11 +45,11 @@ def test_rows_come_in_the_order_of_the_shares(processes: ReadingProcesses) -> No
     shares = [[n, n + 1] for n in range(0, 14, 2)]
     found = processes.read(doubled, shares, 2)
     assert numbers(found) == [[2 * n for n in share] for share in shares]
-    first = {pid for one in numbers(found, "pid") for pid in one}
-    assert os.getpid() not in first
-    assert 1 <= len(first) <= 2
-    again = {pid for one in numbers(processes.read(doubled, shares, 2), "pid") for pid in one}
-    assert again <= first, "processes are kept"
+    # A process may start, find every share taken, and read first in a later step.
+    steps = [found, *(processes.read(doubled, shares, 2) for _ in range(4))]
+    pids = {pid for step in steps for one in numbers(step, "pid") for pid in one}
+    assert os.getpid() not in pids
+    assert 1 <= len(pids) <= 2, "processes are kept"
     assert numbers(processes.read(doubled, [[3]], 2)) == [[6]]
     assert processes.read(doubled, [], 2) == []
 
