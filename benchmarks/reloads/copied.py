@@ -46,7 +46,8 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import change_feed
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.staging import FILE_BYTES, RowsBefore, write_staged
+from warehouse_agent.tasks.staged_rows import RowsBefore, write_staged
+from warehouse_agent.tasks.staging import FILE_BYTES
 from warehouse_agent.tasks.steps import Steps
 
 MADE = recipe(["int8", "int4", "int4", "int8", "bytea"], 2)

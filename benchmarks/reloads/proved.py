@@ -27,7 +27,7 @@ from warehouse_agent.storage.data_files import DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import proof, scan
 from warehouse_agent.tasks.processes import PROCESSES
-from warehouse_agent.tasks.staging import write_staged
+from warehouse_agent.tasks.staged_rows import write_staged
 from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 NEVER = 1 << 60

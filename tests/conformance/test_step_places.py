@@ -70,7 +70,7 @@ from warehouse_agent.tasks import (
     proof,
     quantiles,
     scan,
-    staging,
+    staged_rows,
 )
 from warehouse_agent.tasks.change_feed import VersionFeed
 from warehouse_agent.tasks.difference import EmptiedZones
@@ -86,7 +86,7 @@ from warehouse_agent.tasks.rewrites.replaced_rows import (
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import take_up
-from warehouse_agent.tasks.staging import RowsBefore, StagedFrames
+from warehouse_agent.tasks.staged_rows import RowsBefore, StagedFrames
 from warehouse_agent.tasks.steps import (
     DIGEST_BYTES,
     DIGESTS_FACTOR,
@@ -456,7 +456,7 @@ class Runs:
         """What comes of rows that are too many to be looked up together."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(replaced_rows, "ROWS_MAX", 1)
-            patch.setattr(staging, "AT_ONCE_ROWS", 0)
+            patch.setattr(staged_rows, "AT_ONCE_ROWS", 0)
             patch.setattr(step_places, "TASK_BYTES_MIN", 1)
             patch.setattr(step_places, "TASK_BYTES_MAX", 1)
             return self._once("lots", name, in_driver())

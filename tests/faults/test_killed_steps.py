@@ -49,7 +49,7 @@ def killed(*args, **kwargs):
 setattr(owner, name, killed)
 main()
 """
-STAGED, WRITTEN = "tasks.staging:FrameWriter:flush", "tasks.staging:write_staged"
+STAGED, WRITTEN = "tasks.staging:FrameWriter:flush", "tasks.staged_rows:write_staged"
 # What is refreshed, the function, when, the number of its call.
 PUBLISHED = [("change", "storage.formats:commit", "after", 1)]
 PUBLISHED.append(("change", "tasks.staging:Staging:clear", "before", 1))

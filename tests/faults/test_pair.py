@@ -50,7 +50,7 @@ from warehouse_agent.refresh.job import Options
 from warehouse_agent.runs.batch import Runner
 from warehouse_agent.storage import formats
 from warehouse_agent.storage.store import PRIVATE
-from warehouse_agent.tasks import staging
+from warehouse_agent.tasks import staged_rows, staging
 from warehouse_agent.transport import channel as link_module
 from warehouse_agent.transport.channel import Stream
 
@@ -444,7 +444,7 @@ def test_commit_race_without_the_lock(
 
 def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """One carrier conversion is wrong: the proof notices, and nothing of it is built upon."""
-    made = staging._write_decoded
+    made = staged_rows._write_decoded
 
     def tampered(*args: Any) -> Any:
         right = made(*args)
@@ -467,7 +467,7 @@ def test_damaged_value_is_not_published(pair: Pair, monkeypatch: pytest.MonkeyPa
         return run
 
     edit(pair.legacy)
-    monkeypatch.setattr(staging, "_write_decoded", tampered)
+    monkeypatch.setattr(staged_rows, "_write_decoded", tampered)
     error = pair.error("orders")
     assert (error["code"], error["exit_code"], error["safe_to_retry"]) == ("PROOF", 75, True)
     assert "the values in the files" in error["details"]["cause"]

@@ -26,9 +26,10 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.elapsed import Moment
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.storage.table import NewVersion, Snapshot
-from warehouse_agent.tasks import staging as stage
+from warehouse_agent.tasks import staged_rows
 from warehouse_agent.tasks.rewrites.replaced_rows import BEFORE_FOLDER
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
+from warehouse_agent.tasks.staging import ExchangeIdentity, Staging
 from warehouse_agent.tasks.steps import Phases, StepLog, Steps
 from warehouse_agent.transport.waiting import SHIP
 
@@ -101,9 +102,9 @@ class Job:
         return KeyFile(self.store.uri(PRIVATE, "keys", f"{self.name}.key"))
 
     @property
-    def staging(self) -> stage.Staging:
+    def staging(self) -> Staging:
         """Return the staging folder of the fragment."""
-        return stage.Staging(self.store, self.name)
+        return Staging(self.store, self.name)
 
     @property
     def phase(self) -> Phases:
@@ -117,10 +118,10 @@ class Job:
         before = rows_before if progress.phase == SHIP else 0
         self.emit(RowsRead(self.name, progress.phase, rows, expected, held_s, before))
 
-    def exchange(self, base: Snapshot | None, layout: Layout) -> stage.ExchangeIdentity:
+    def exchange(self, base: Snapshot | None, layout: Layout) -> ExchangeIdentity:
         """Return the exchange that compares `base` in the columns of `layout`."""
         version = None if base is None else base.version
-        return stage.ExchangeIdentity.of(self.fragment, version, layout.recipe)
+        return ExchangeIdentity.of(self.fragment, version, layout.recipe)
 
     def folder(self, part: str) -> DataFolder:
         """Name a new folder of the table for data files; `discard` removes it."""
@@ -137,9 +138,9 @@ class Job:
         before: Sequence[DataFile] = (),
         updated: int | None = 0,
     ) -> list[DataFile]:
-        """Write staged rows as data files in a folder of their own (`staging.write_staged`)."""
-        folder, replaced = self.folder(part), stage.RowsBefore(before, updated)
-        return stage.write_staged(
+        """Write staged rows as data files in a folder of their own (`staged_rows.write_staged`)."""
+        folder, replaced = self.folder(part), staged_rows.RowsBefore(before, updated)
+        return staged_rows.write_staged(
             self.steps, folder, staged, layout, self.key_file, stamp, replaced
         )
 

@@ -76,7 +76,8 @@ from warehouse_agent.tasks import quantiles, row_statistics
 from warehouse_agent.tasks.rewrites.restatement import restate
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import StagedChunks, take_up
-from warehouse_agent.tasks.staging import RowsBefore, StagedExchange, StagedFrames
+from warehouse_agent.tasks.staged_rows import RowsBefore, StagedFrames
+from warehouse_agent.tasks.staging import StagedExchange
 from warehouse_agent.tasks.steps import DIGEST_BYTES, DIGESTS_FACTOR, Steps, work_of_digests
 
 # Of staged rows that cannot be stored: whatever the source has become, they would fail again.

@@ -34,13 +34,8 @@ from warehouse_agent.storage.staged_files import number_of
 from warehouse_agent.tasks.difference import PlacedRows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import FILE_BYTES, spread
-from warehouse_agent.tasks.staging import (
-    DecodedRows,
-    Gap,
-    StagedFrames,
-    StagedRowReader,
-    frames_of,
-)
+from warehouse_agent.tasks.staged_rows import DecodedRows, Gap, StagedFrames, StagedRowReader
+from warehouse_agent.tasks.staging import frames_of
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 

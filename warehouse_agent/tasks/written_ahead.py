@@ -2,9 +2,9 @@
 
 A load compares nothing: whatever comes is a row of the next version. So a thread of this process
 decodes each staged file beside the exchange, whose seconds the line or the source decides, and what
-is left at its end is written as ever (`staging.write_staged`). Staged files stay until the version
-is published: an attempt that is cut begins with them again (decision 4). Memory is a row group and
-a frame.
+is left at its end is written as ever (`staged_rows.write_staged`). Staged files stay until the
+version is published: an attempt that is cut begins with them again (decision 4). Memory is a row
+group and a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.scan import FILE_BYTES, memory_errors
-from warehouse_agent.tasks.staging import loaded
+from warehouse_agent.tasks.staged_rows import loaded
 from warehouse_agent.tasks.write import WRITTEN, Sink, written
 
 
@@ -67,8 +67,8 @@ class FilesAhead:
         """Let the staged file at hand be the last one, and close the data file.
 
         Raises:
-            FrameDamaged, ValueDoesNotFit, WarehouseUnavailable: as `staging.write_staged`; not if
-                another error ends it.
+            FrameDamaged, ValueDoesNotFit, WarehouseUnavailable: as `staged_rows.write_staged`; not
+                if another error ends it.
         """
         self._is_ending = True
         with self._open:

@@ -28,7 +28,7 @@ from warehouse_agent.failpoints import WarehouseFailpoint
 from warehouse_agent.methods import registry
 from warehouse_agent.refresh import prepare
 from warehouse_agent.refresh.job import Job
-from warehouse_agent.tasks import staged_chunks, staging
+from warehouse_agent.tasks import staged_chunks, staged_rows, staging
 from warehouse_agent.tasks.staged_chunks import StagedChunks
 
 IN_EVERY_RUN, BY_THE_SOAK = 12, 500
@@ -136,7 +136,7 @@ def copy(folder: Path, seed: int, patch: pytest.MonkeyPatch) -> bool:
     life = Drawn(seed)
     life.patch(patch)
     drawn, line = life.random, life.line
-    patch.setattr(staging, "AT_ONCE_ROWS", drawn.choice([0, 100_000]))
+    patch.setattr(staged_rows, "AT_ONCE_ROWS", drawn.choice([0, 100_000]))
     patch.setattr(staged_chunks, "FILE_BYTES", drawn.choice([20_000, 512 << 20]))
     with closing(SqliteLegacy(folder / "erp.db")) as legacy:
         legacy.execute(drawn.choice(TABLES))

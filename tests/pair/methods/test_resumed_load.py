@@ -39,7 +39,7 @@ from warehouse_agent.methods import resumed_load
 from warehouse_agent.refresh import finish
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head
-from warehouse_agent.tasks import staged_chunks, staging
+from warehouse_agent.tasks import staged_chunks, staged_rows, staging
 from warehouse_agent.tasks.rewrites import replaced_rows
 from warehouse_agent.transport.frame_admission import StagingRoom
 
@@ -350,7 +350,7 @@ def test_rows_of_a_copy_carry_their_statistics_on(
     pair: Pair, line: Line, legacy: Legacy, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     """As in a copy that nothing cuts: rows that did not change, that did, and new ones."""
-    monkeypatch.setattr(staging, "AT_ONCE_ROWS", ROWS if at_once else 0)
+    monkeypatch.setattr(staged_rows, "AT_ONCE_ROWS", ROWS if at_once else 0)
     begin_copy(pair, legacy)
     legacy.many("INSERT INTO t VALUES (?, ?, ?, ?)", [row(ROWS + i) for i in range(9)])
     staged = cut(pair, line, 8)

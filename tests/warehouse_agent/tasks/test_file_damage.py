@@ -19,7 +19,7 @@ from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
 from warehouse_agent.tasks import file_damage
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.staging import write_staged
+from warehouse_agent.tasks.staged_rows import write_staged
 from warehouse_agent.tasks.steps import Steps
 
 MADE = recipe(["int8", "text"])

@@ -29,7 +29,7 @@ from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.formats import head
 from warehouse_agent.storage.store import Store
 from warehouse_agent.storage.table import Snapshot
-from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan, staging
+from warehouse_agent.tasks import change_feed, key_lookup, row_statistics, scan, staged_rows
 from warehouse_agent.tasks.data_frames import rows_of
 from warehouse_agent.tasks.rewrites import replaced_rows
 
@@ -105,7 +105,7 @@ def test_rows_are_counted(
     """Whether tasks look the rows before up for each frame, or in lots, on Spark as well."""
     if not held:
         pair.small_bytes = 0
-    monkeypatch.setattr(staging, "AT_ONCE_ROWS", held)
+    monkeypatch.setattr(staged_rows, "AT_ONCE_ROWS", held)
     pair.fragment_lines[name] = f'method = "{method}"'
     pair.refresh(name)
     expected: Counts = dict.fromkeys(range(ROWS), (0, 0, 0))

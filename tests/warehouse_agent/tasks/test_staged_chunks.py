@@ -17,7 +17,8 @@ from warehouse_agent.planning.update_probability import VersionClock
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
 from warehouse_agent.tasks.staged_chunks import ChunkedRows
-from warehouse_agent.tasks.staging import NO_ROWS, Gap, StagedFrames, StagedRowReader, frames_of
+from warehouse_agent.tasks.staged_rows import NO_ROWS, Gap, StagedFrames, StagedRowReader
+from warehouse_agent.tasks.staging import frames_of
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
 MADE: Recipe = recipe(["int8", "text"])

@@ -36,9 +36,9 @@ from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.spark.session import DeferredSession
 from warehouse_agent.storage.data_files import DataFile, DataFolder
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks import change_feed, scan, staging
+from warehouse_agent.tasks import change_feed, scan, staged_rows
 from warehouse_agent.tasks.row_statistics import StatisticsStamp
-from warehouse_agent.tasks.staging import RowsBefore, write_staged
+from warehouse_agent.tasks.staged_rows import RowsBefore, write_staged
 from warehouse_agent.tasks.steps import STEP_THREADS, Steps
 
 KINDS: dict[str, tuple[Recipe, Callable[[int, str], Row]]] = {
@@ -77,7 +77,7 @@ class Table:
         with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setattr(step_places, "TASK_BYTES_MIN", lot_bytes)
             patch.setattr(step_places, "TASK_BYTES_MAX", lot_bytes)
-            patch.setattr(staging, "AT_ONCE_ROWS", 0)
+            patch.setattr(staged_rows, "AT_ONCE_ROWS", 0)
             patch.setattr(scan, "DIGEST_ROWS", 7)
             patch.setattr(scan, "BATCH_ROWS", 5)
             patch.setattr(harness, "FRAME_ROWS", 3)
@@ -195,7 +195,7 @@ def test_lots_find_the_rows_of_their_keys(
         if positions is not None and kind == "composite":
             patch.setattr(layouts, "positions", shared(positions))
         if is_split:
-            patch.setattr(staging, "DATA_FILE_BYTES", 1)
+            patch.setattr(staged_rows, "FILE_BYTES", 1)
             patch.setattr(change_feed, "FILE_BYTES", 1)
         before = table.published([(key, *values) for key, values in old.items()])
         halves = [staged[: len(staged) // 2], staged[len(staged) // 2 :]]
@@ -278,7 +278,7 @@ def test_lots_find_what_one_lookup_finds(kind: str, lot_bytes: int) -> None:
         ]
         in_lots = contents(table.written("in-lots", came, published, 100), table.layout)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging, "AT_ONCE_ROWS", ROWS)
+            patch.setattr(staged_rows, "AT_ONCE_ROWS", ROWS)
             at_once = contents(table.written("at-once", came, published, 100), table.layout)
     assert in_lots == at_once
     assert counted(in_lots) == {

@@ -21,7 +21,7 @@ from tests.samples.rows import block, recipe
 from warehouse_agent.columns.layout import lay_out
 from warehouse_agent.spark.executors import KeyFile
 from warehouse_agent.storage.store import PRIVATE, Store
-from warehouse_agent.tasks import staging
+from warehouse_agent.tasks import staged_rows, staging
 
 KEY, SALT = bytes(range(32)), Salt(1, 2)
 MADE = recipe(["int8", "text"])
@@ -39,7 +39,7 @@ def decoded(
     staged = folder / "000001.frames"
     staged.write_bytes(struct.pack("<I", len(frame)) + frame)
     layout = lay_out(made, {}, where="t")
-    return list(staging.batches([f"file://{staged}"], layout, KeyFile(f"file://{file}")))
+    return list(staged_rows.batches([f"file://{staged}"], layout, KeyFile(f"file://{file}")))
 
 
 def test_rows_that_were_sent(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_numerics_that_become_long_texts_are_batches_of_bounded_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, parts: int
 ) -> None:
     """Ten bytes of a numeric are up to 147,000 characters, so a small frame could fill memory."""
-    monkeypatch.setattr(staging, "TEXT_BYTES_MAX", most)
+    monkeypatch.setattr(staged_rows, "TEXT_BYTES_MAX", most)
     texts = [f"{n}e{1000 + n}" for n in range(1, 8)]
     values = [None, numerics.from_text("-1.5"), *map(numerics.from_text, texts)]
     rows = [[struct.pack(">q", n), value] for n, value in enumerate(values)]
