@@ -166,16 +166,18 @@ class Bench:
         assert report.error is None, report.error
         return report
 
-    def measured(self) -> tuple[Report, int, int]:
+    def measured(self, wait: float) -> tuple[Report, int, int]:
         """Refresh; return the report, and the pages of the table and of its indexes."""
         heap, index = self._engine.pages()
         report = self.refresh()
-        time.sleep(SEEN_S)
+        time.sleep(wait * SEEN_S)
         after = self._engine.pages()
         return report, after[0] - heap, after[1] - index
 
 
-def measure(engine: Engine, rows: int, shares: Sequence[float], deletes: Sequence[str]) -> None:
+def measure(
+    engine: Engine, rows: int, shares: Sequence[float], deletes: Sequence[str], wait: float
+) -> None:
     """Print a line for each flag, share, pattern and proof."""
     for has_flag in (name == "flag" for name in deletes):
         engine.create(rows, has_flag=has_flag)
@@ -189,7 +191,10 @@ def measure(engine: Engine, rows: int, shares: Sequence[float], deletes: Sequenc
                 bench.refresh()
             for is_scattered in (False, True):
                 for share in shares:
-                    _lines(engine, benches, rows, share, is_scattered=is_scattered, flag=has_flag)
+                    _lines(
+                        engine, benches, rows, share, wait,
+                        is_scattered=is_scattered, flag=has_flag,
+                    )  # fmt: skip
 
 
 def _lines(
@@ -197,21 +202,22 @@ def _lines(
     benches: Sequence[Bench],
     rows: int,
     share: float,
+    wait: float,
     *,
     is_scattered: bool,
     flag: bool,
 ) -> None:
-    time.sleep(SETTLED_S)
+    time.sleep(wait * SETTLED_S)
     idle = []
     for bench in benches:
         bench.refresh()  # no row is late any more
-        idle.append(bench.measured()[2])
+        idle.append(bench.measured(wait)[2])
     changed = engine.change(rows, share, is_scattered=is_scattered, has_flag=flag)
-    time.sleep(SETTLED_S)
+    time.sleep(wait * SETTLED_S)
     index, table = engine.sizes()
     formula = (index + table) * changed / rows + HEIGHT
     for bench in benches:
-        report, heap, read = bench.measured()
+        report, heap, read = bench.measured(wait)
         assert report.proof == bench.proof, report.marker
         if not engine.is_postgresql:
             read = max(read - min(idle), 0)
@@ -270,8 +276,13 @@ def engines(names: Sequence[str]) -> Iterator[Iterator[Engine]]:
 @click.option(
     "--deletes", type=click.Choice(["never", "flag"]), default=["never", "flag"], multiple=True
 )
+@click.option("--wait", default=1.0, show_default=True, help="Times the seconds that it waits.")
 def main(
-    rows: int, shares: tuple[float, ...], names: tuple[str, ...], deletes: tuple[str, ...]
+    rows: int,
+    shares: tuple[float, ...],
+    names: tuple[str, ...],
+    deletes: tuple[str, ...],
+    wait: float,
 ) -> None:
     """Measure pages of refreshes by a marker."""
     print(
@@ -280,7 +291,7 @@ def main(
     print("|---|---|---|---|---|---|---|---|---|")
     with engines(names) as made:
         for engine in made:
-            measure(engine, rows, shares, deletes)
+            measure(engine, rows, shares, deletes, wait)
 
 
 if __name__ == "__main__":

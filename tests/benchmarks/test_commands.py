@@ -439,7 +439,7 @@ COMMANDS = {
         "3000 500", (r'"rows": 3000, .*"proof": "total", .*"equal": true',)
     ),
     "source.marker_pages": Command(
-        "--rows 2000 --share 1",
+        "--rows 2000 --share 1 --wait 0",
         tuple(
             rf"\| {engine} \| {deletes} \| 1 % \| {rows} \| {proof} \| {N} \| {N} \| {N} \| {N} \|"
             for engine in ("PostgreSQL", "MariaDB")
@@ -450,9 +450,9 @@ COMMANDS = {
         (POSTGRESQL, MARIADB),
     ),
     "refreshes.since": Command(
-        "--scale 0.001 --seconds 2 --marker checksum",
+        "--scale 0.001 --seconds 1 --marker checksum",
         (
-            rf"late commits, 2 s: {N} changed rows",
+            rf"late commits, 1 s: {N} changed rows",
             r"xmin +missed 0 \(0\.0%\)",
             r"orders, 1,500 rows",
             rf"checksum +1\.0% updated, some deleted +{N} rows by the marker, {N} of {N} changed",
