@@ -147,14 +147,34 @@ def _proven(job: Job, compared: ComparisonResult) -> Proven:
         changes = beside.submit(_changes, job, p, applied)
         _prove(job, p, out, applied)
         feed = changes.result()
+    if is_same and p.base is not None and _changes_nothing(job, p, out, p.base, feed):
+        repair.remove_feed(job.store, job.name, feed)
+        return ProvenEqual(compared, p.base)
     WarehouseFailpoint.PROVEN.reach()
     return ProvenVersion(compared, applied, feed, out.row_security or before)
 
 
 def _says_all(job: Job, p: Prepared, out: Outcome, base: Snapshot) -> bool:
     """Return True if the published version is the working copy, with at least as strong a proof."""
-    is_same = p.files == base.files and not schema_change.differs(p.layout, base.layout)
-    return is_same and Proof(base.record.proof) >= proof_of(job, p, out)
+    return p.files == base.files and _is_as_strong(job, p, out, base)
+
+
+def _is_as_strong(job: Job, p: Prepared, out: Outcome, base: Snapshot) -> bool:
+    """Return True if a published version has these columns, with at least as strong a proof."""
+    is_other = schema_change.differs(p.layout, base.layout)
+    return not is_other and Proof(base.record.proof) >= proof_of(job, p, out)
+
+
+def _changes_nothing(
+    job: Job, p: Prepared, out: Outcome, base: Snapshot, feed: VersionFeed
+) -> bool:
+    """Return True if the proven files have the rows of the published version.
+
+    They are others where the working copy had staged rows of an attempt that did not end, which
+    the source has changed back since.
+    """
+    is_whole = not base.lost and _is_as_strong(job, p, out, base)
+    return is_whole and not any(feed.counts.values())
 
 
 def proof_of(job: Job, p: Prepared, out: Outcome) -> Proof:

@@ -159,12 +159,17 @@ def without_feed(store: Store, name: str, feed: VersionFeed, base: Snapshot) -> 
     In `feed` each lost row that came again is an insert. So at least the inserts above the number
     of lost rows were inserted; if there are fewer, at least the difference was deleted.
     """
-    if feed.folder is not None:
-        with contextlib.suppress(WarehouseUnavailable):  # no commit names it: `gc` removes it
-            store.remove(PRIVATE, "changes", name, *feed.folder.split("/"))
+    remove_feed(store, name, feed)
     new = feed.counts.get("insert", 0) - base.rows_lost
     gone = feed.counts.get("delete", 0) - min(new, 0)
     return VersionFeed(counts=feed.counts | {"insert": max(new, 0), "delete": gone})
+
+
+def remove_feed(store: Store, name: str, feed: VersionFeed) -> None:
+    """Remove the files of a feed that no version will have."""
+    if feed.folder is not None:
+        with contextlib.suppress(WarehouseUnavailable):  # no commit names it: `gc` removes it
+            store.remove(PRIVATE, "changes", name, *feed.folder.split("/"))
 
 
 def _refuse_many(name: str, base: Snapshot, wrong: dict[str, str]) -> None:
