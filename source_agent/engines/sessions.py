@@ -60,6 +60,16 @@ def driven(items: Iterable[T], driver: str, *own: type[Exception]) -> Iterator[T
         yield from items
 
 
+def end_quietly(*ends: Callable[[], object]) -> None:
+    """Call what rolls back and closes objects of a driver: each, whatever another one raises.
+
+    Nobody could act on its failure, which would take the place of the error that is being handled.
+    """
+    for close in ends:
+        with contextlib.suppress(Exception):
+            close()
+
+
 def _unforeseen(error: Exception, driver: str) -> DriftlineError:
     kind: type[DriftlineError] = DatabaseRefused
     remedy = "Try another release of the driver; with --debug there is a traceback."

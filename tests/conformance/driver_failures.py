@@ -1,4 +1,4 @@
-"""Drivers that fail at one step, with any class of exception: for `test_driver_failures`."""
+"""Drivers that fail at a step or several, with any class of exception: `test_driver_failures`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import random
 import sqlite3
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pymysql
@@ -16,7 +17,7 @@ import pytest
 from tests.conformance.border_cases import SECRET
 
 WORDS = f"{SECRET}_salaries"
-OTHERS: tuple[Callable[[], Exception], ...] = (
+OTHERS: Sequence[Callable[[], Exception]] = (
     lambda: TypeError(WORDS),
     lambda: ValueError(WORDS),
     lambda: UnicodeDecodeError("utf-8", WORDS.encode(), 0, 1, WORDS),
@@ -72,35 +73,54 @@ def _states(errors: Any) -> list[type[Exception]]:
     return [errors.lookup(state) for state in states]
 
 
+@dataclass(frozen=True)
+class Fault:
+    """The failure of a call of a driver, after `calls` that went well."""
+
+    calls: int
+    error: Callable[[], Exception]
+
+    def __str__(self) -> str:
+        return f"after {self.calls} calls {self.error()!r}"
+
+
 class Failing:
-    """Functions of a driver, one of which raises at its n-th call while `armed`."""
+    """Functions of a driver that raise the faults that they are `armed` with, one after another."""
 
     def __init__(self) -> None:
-        self.left = -1
-        self.error: Callable[[], Exception] = RuntimeError
+        self._faults: list[Fault] = []
+        self._calls_left = -1
         self.calls = 0
 
     def call(self) -> None:
         self.calls += 1
-        if self.left == 0:
-            self.left = -1
-            raise self.error()
-        self.left -= 1
+        if self._calls_left == 0:
+            error = self._faults.pop(0).error()
+            self._next()
+            raise error
+        self._calls_left -= 1
+
+    def _next(self) -> None:
+        self._calls_left = self._faults[0].calls if self._faults else -1
 
     @contextmanager
-    def armed(self, at: int, error: Callable[[], Exception]) -> Iterator[None]:
-        self.left, self.error = at, error
+    def armed(self, faults: Sequence[Fault]) -> Iterator[None]:
+        self._faults = list(faults)
+        self._next()
         try:
             yield
         finally:
-            self.left = -1
+            self._faults = []
+            self._next()
 
     def wrap(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         real = getattr(owner, name)
 
         def failing(*arguments: Any, **options: Any) -> Any:
+            if name == "close":  # it closes, and fails
+                real(*arguments, **options)
             self.call()
-            return real(*arguments, **options)
+            return None if name == "close" else real(*arguments, **options)
 
         patch.setattr(owner, name, failing)
 
@@ -131,8 +151,11 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
 
         from source_agent.engines.postgresql.waits import BoundedConnection, ResultSocket
 
-        for name in ("execute", "fetchall"):
+        made.wrap(patch, psycopg, "connect")  # by SQLAlchemy
+        for name in ("execute", "fetchall", "fetchmany", "fetchone", "close"):
             made.wrap(patch, psycopg.Cursor, name)
+        for name in ("rollback", "close"):
+            made.wrap(patch, psycopg.Connection, name)
         connect = BoundedConnection.connect
 
         def connected(**options: Any) -> Any:
@@ -152,8 +175,10 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
 
         made.wrap(patch, pymysql, "connect")
         made.wrap(patch, SSCursor, "read_next")
-        for name in ("execute", "fetchall"):
+        for name in ("execute", "fetchall", "fetchmany"):
             made.wrap(patch, Cursor, name)
+        for name in ("rollback", "close"):
+            made.wrap(patch, pymysql.Connection, name)
     elif engine == "firebird":
         from firebird import driver
 
@@ -163,6 +188,8 @@ def failing(engine: str, patch: pytest.MonkeyPatch) -> Failing:
         made.wrap(patch, driver.core.TransactionManager, "begin")
         for name in ("execute", "fetchone", "fetchmany", "fetchall"):
             made.wrap(patch, driver.Cursor, name)
+        for name in ("rollback", "close"):
+            made.wrap(patch, driver.Connection, name)
     else:
         _sqlite(made, patch)
     return made
@@ -172,28 +199,57 @@ def _sqlite(made: Failing, patch: pytest.MonkeyPatch) -> None:
     connect = sqlite3.connect
 
     class Rows(sqlite3.Cursor):
+        def execute(self, *arguments: Any) -> Any:
+            made.call()
+            return super().execute(*arguments)
+
         def fetchall(self) -> Any:
             made.call()
             return super().fetchall()
+
+        def fetchmany(self, *arguments: Any) -> Any:
+            made.call()
+            return super().fetchmany(*arguments)
 
         def __next__(self) -> Any:
             made.call()
             return super().__next__()
 
     class Connection(sqlite3.Connection):
+        def cursor(self, *_: Any) -> Any:
+            return super().cursor(Rows)
+
         def execute(self, sql: str, *values: Any) -> Any:
+            return self.cursor().execute(sql, *values)
+
+        def rollback(self) -> None:
             made.call()
-            return self.cursor(Rows).execute(sql, *values)
+            super().rollback()
+
+        def close(self) -> None:
+            super().close()
+            made.call()
 
     def connected(*arguments: Any, **options: Any) -> Any:
         made.call()
-        return connect(*arguments, factory=Connection, **options)
+        return connect(*arguments, **options | {"factory": Connection})
 
-    patch.setattr(sqlite3, "connect", connected)
+    for module in (sqlite3, sqlite3.dbapi2):  # SQLAlchemy has the second
+        patch.setattr(module, "connect", connected)
 
 
 def chosen(
-    rng: random.Random, steps: int, errors: list[Callable[[], Exception]]
-) -> tuple[int, Callable[[], Exception]]:
-    """Draw the step at which a driver fails, and how: as often by an error that is not its own."""
-    return rng.randrange(steps), rng.choice(rng.choice((errors, OTHERS)))
+    rng: random.Random, steps: int, errors: Sequence[Callable[[], Exception]]
+) -> list[Fault]:
+    """Draw where a driver fails, at one to three steps, and how.
+
+    As often by an error that is not its own. Later failures come soon, while the first is handled.
+    """
+
+    def fault(calls: int) -> Fault:
+        return Fault(calls, rng.choice(rng.choice((errors, OTHERS))))
+
+    return [
+        fault(rng.randrange(steps)),
+        *(fault(rng.randrange(4)) for _ in range(rng.randrange(3))),
+    ]

@@ -50,6 +50,7 @@ from source_agent.engines.sessions import (
     answers,
     by_own_clock,
     driven,
+    end_quietly,
     foreseen,
 )
 
@@ -128,8 +129,7 @@ class FirebirdSession(SnapshotSession):
                 self._transaction = self._connection.transaction_manager(READ_ONLY)
                 self._begin()
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._connection.close()
+            end_quietly(self._connection.close)
             raise
         try:
             self._version = float(self._connection.info.engine_version)
@@ -243,18 +243,14 @@ class FirebirdSession(SnapshotSession):
             yield cursor
         finally:
             watch.stop()
-            with contextlib.suppress(DatabaseError):
-                cursor.close()
+            end_quietly(cursor.close)
 
     def interrupt(self) -> None:
         self._is_interrupted = True
         _cancel(self._connection)
 
     def close(self) -> None:
-        with contextlib.suppress(DatabaseError):
-            self._transaction.rollback()
-        with contextlib.suppress(DatabaseError):
-            self._connection.close()
+        end_quietly(self._transaction.rollback, self._connection.close)
 
 
 def _bounds(kind: str, first: Positions, last: Positions) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
 from source_agent.engines.generic.dialects import entry_of
-from source_agent.engines.generic.session import GenericSession, InspectedCatalogue, message_of
+from source_agent.engines.generic.session import GenericSession, message_of
 from source_agent.engines.interface import Limits, Listed, Privilege
 from source_agent.engines.own_values.generic import GenericValues
 from source_agent.engines.relations.select import join_name, scan_sql
@@ -77,9 +77,8 @@ class GenericEngine:
         )
 
     def listed(self) -> list[Listed]:
-        with contextlib.closing(self.open()), self._connector.connect() as connection:
-            names = InspectedCatalogue(connection).tables(None)
-            schema = connection.dialect.default_schema_name or ""
+        with contextlib.closing(self.open()) as session:
+            schema, names = session.listed()
         return [Listed(schema, name, join_name([name])) for name in names]
 
     def attempts(self, relation: Relation) -> list[str]:

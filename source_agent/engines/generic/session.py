@@ -40,6 +40,7 @@ from source_agent.engines.sessions import (
     answers,
     by_own_clock,
     driven,
+    end_quietly,
     foreseen,
 )
 
@@ -99,12 +100,15 @@ class GenericSession(SnapshotSession):
         with foreseen(_driver(engine), exc.SQLAlchemyError):
             self._connection = engine.connect()
         self._entry: DialectEntry = entry_of(engine.dialect.name)
-        if self._entry.snapshot:
-            self.ask(self._entry.snapshot)
-        else:
+        if not self._entry.snapshot:
             self.snapshot = replace(self.snapshot, consistency=Consistency.FUZZY)
-        for setting in self._entry.settings:
-            self.ask(setting)
+        try:
+            for statement in (self._entry.snapshot, *self._entry.settings):
+                if statement:
+                    self.ask(statement)
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement; return its rows, if it has any."""
@@ -114,6 +118,12 @@ class GenericSession(SnapshotSession):
 
     def answers(self, within_s: float) -> bool:
         return answers(self._engine.connect, within_s)
+
+    def listed(self) -> tuple[str, list[str]]:
+        """Return the schema of the login, and the names of its tables and views."""
+        driver = foreseen(_driver(self._engine), exc.SQLAlchemyError)
+        with self._errors(None), driver, self._engine.connect() as apart:
+            return apart.dialect.default_schema_name or "", InspectedCatalogue(apart).tables(None)
 
     def describe(self, relation: Relation) -> Shape:
         self.refuse_interrupted()
@@ -235,5 +245,4 @@ class GenericSession(SnapshotSession):
                 driver.close()
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._connection.close()
+        end_quietly(self._connection.close)

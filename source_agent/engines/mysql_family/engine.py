@@ -27,7 +27,7 @@ from source_agent.engines.mysql_family.waits import DRIVER, FamilyConnector
 from source_agent.engines.own_values.mysql_family import FamilyValues
 from source_agent.engines.relations.column_warnings import DATES, READ_AS_TEXT, column_warnings
 from source_agent.engines.relations.shapes import Relation, Shape
-from source_agent.engines.sessions import attempted, foreseen
+from source_agent.engines.sessions import attempted, end_quietly, foreseen
 
 _ZERO_DATES: Final = "can hold a date that no calendar has, such as '0000-00-00', which is refused"
 _PRODUCTS: Final = {product.scheme: product for product in (MARIADB, MYSQL)}
@@ -69,7 +69,7 @@ class FamilyEngine:
                 self._product, connection, self._limits, self._connect, probed, named, release
             )
         except BaseException:
-            connection.close()
+            end_quietly(connection.close)
             raise
 
     def _server(self, connection: pymysql.Connection[Cursor]) -> tuple[Product, str]:

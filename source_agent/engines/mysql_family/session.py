@@ -90,7 +90,7 @@ from source_agent.engines.mysql_family.waits import (
 from source_agent.engines.relations.markers import ORDERED, Mark, bounds, future, latest, mark_of
 from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
-from source_agent.engines.sessions import SnapshotSession, driven, foreseen
+from source_agent.engines.sessions import SnapshotSession, driven, end_quietly, foreseen
 
 _HOLDS_BACK: Final = "the purge of old row versions (history list)"
 LEFT_ROWS_MAX: Final = 1024  # of a scan that is given up: as cheap to read as to end it
@@ -154,8 +154,7 @@ class FamilySession(SnapshotSession):
         if self._open_cursor is not None:
             _forget(self._open_cursor)
             self._open_cursor = None
-        with contextlib.suppress(pymysql.Error):
-            self._connection.close()
+        end_quietly(self._connection.close)
 
     def ask(self, sql: str, *values: object) -> list[tuple[str | None, ...]]:
         cursor = self._execute(self._connection.cursor(Cursor), sql, values, None)
@@ -393,12 +392,11 @@ class FamilySession(SnapshotSession):
         if (cursor := self._open_cursor) is None:
             return
         self._open_cursor = None
-        with contextlib.suppress(pymysql.Error):
+        with contextlib.suppress(Exception):  # of any class: the scan is ended, then
             if any(cursor.read_next() is None for _ in range(LEFT_ROWS_MAX)):
                 return
         self._connect.kill(self._connection)
-        with contextlib.suppress(pymysql.Error):
-            cursor.close()
+        end_quietly(cursor.close)
         # If the scan had ended, the server may end the next statement instead.
         with contextlib.suppress(DriftlineError):
             self.ask(AS_OF)

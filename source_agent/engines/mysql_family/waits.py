@@ -24,7 +24,7 @@ from pymysql.protocol import FieldDescriptorPacket
 
 from source_agent.engines.mysql_family.access import is_said_by_server
 from source_agent.engines.mysql_family.sql import KILL
-from source_agent.engines.sessions import foreseen
+from source_agent.engines.sessions import end_quietly, foreseen
 from source_agent.engines.sockets import keep_alive, shut
 
 ANSWER_S: Final = 60.0  # for a statement about catalogues or settings, plus lock_timeout_s
@@ -68,7 +68,7 @@ class FamilyConnector:
         It logs in: a client that hangs up before is soon refused (max_connect_errors).
         """
         try:
-            self(within_s).close()
+            end_quietly(self(within_s).close)
         except pymysql.Error as error:
             return is_said_by_server(error)
         except DriftlineError:  # of a socket, or of the driver
@@ -78,7 +78,7 @@ class FamilyConnector:
     def kill(self, connection: pymysql.Connection[Cursor]) -> None:
         """End the statement that runs on a connection, if the server can be reached."""
         with (
-            contextlib.suppress(pymysql.Error, OSError, DriftlineError),
+            contextlib.suppress(Exception),
             contextlib.closing(self(KILL_S)) as other,
             other.cursor() as cursor,
         ):

@@ -72,7 +72,7 @@ from source_agent.engines.relations.markers import (
 from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Relation, Shape
-from source_agent.engines.sessions import SnapshotSession
+from source_agent.engines.sessions import SnapshotSession, end_quietly
 
 KEEP_S: Final = 1.0  # between two statements of a session that waits, so that it is not idle
 KEEP_SHARE: Final = 0.25  # of the server's limit for idle sessions, where that is shorter
@@ -196,12 +196,11 @@ class PostgresqlSession(SnapshotSession):
     def close(self) -> None:
         if self._connection.is_pooled:
             waits.hand_back(self._connection)
-        self._connection.close()
+        end_quietly(self._connection.close)
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         # Binary results need the extended protocol, which refuses a second statement.
-        with waits.driven():
-            return self._connection.execute(statement, values or None, binary=True).fetchall()
+        return self._connection.rows(statement, values or None, binary=True)
 
     def row_description(self, select_sql: str) -> list[tuple[str, int, int]]:
         with waits.driven():
@@ -460,7 +459,7 @@ class PostgresqlSession(SnapshotSession):
             self._connection.execute(sql.SAVEPOINT)
             failure = access.placed(self.ask, failure, error, self._described[relation.name])
             self._connection.execute(sql.RELEASE)
-        except (Error, DriftlineError):  # such as a key with the same bytes
+        except Exception:  # such as a key with the same bytes
             self._abandon()
         return failure
 
@@ -474,7 +473,7 @@ class PostgresqlSession(SnapshotSession):
                 waits.drain(pgconn)
             self._connection.execute(sql.ROLLBACK_TO)
             self._connection.execute(sql.RELEASE)
-        except (Error, DriftlineError):
+        except Exception:  # of any class: another error is being handled
             waits.end(self._connection)
 
     def _bind(self, shape: Shape) -> None:

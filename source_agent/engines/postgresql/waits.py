@@ -53,7 +53,7 @@ from source_agent.engines.postgresql.sql import (
     SAVEPOINT,
     SERVER,
 )
-from source_agent.engines.sessions import foreseen
+from source_agent.engines.sessions import end_quietly, foreseen
 from source_agent.engines.sockets import port_of, shut
 
 ANSWER_S: Final = 60.0  # for a statement that reads catalogues or settings, plus lock_timeout_s
@@ -137,6 +137,11 @@ class BoundedConnection(Connection[tuple[Any, ...]]):
         with driven():
             return super().execute(*arguments, **options)
 
+    def rows(self, *arguments: Any, **options: Any) -> list[tuple[Any, ...]]:
+        """Return all rows of a statement."""
+        with driven():
+            return self.execute(*arguments, **options).fetchall()
+
     def wait(
         self, gen: PQGen[Result], interval: float = _INTERVAL_S, timeout: float | None = None
     ) -> Result:
@@ -175,8 +180,11 @@ def connect(parameters: dict[str, str], way: ServerPath = ServerPath.UNKNOWN) ->
             # A session without options is not read-only yet, which would refuse every primary.
             wanted = parameters.get("target_session_attrs", os.environ.get(_SESSION_ATTRS))
             any_server = {"target_session_attrs": "any"} if wanted == "read-only" else {}
-            with _connect(bare | any_server) as connection:
+            connection = _connect(bare | any_server)
+            try:
                 way = _way_of(connection)
+            finally:
+                end_quietly(connection.close)
         if way is ServerPath.DIRECT:
             try:
                 connection = _connect(parameters)
@@ -186,7 +194,7 @@ def connect(parameters: dict[str, str], way: ServerPath = ServerPath.UNKNOWN) ->
             else:
                 if _has_options(connection):
                     return connection
-                connection.close()
+                end_quietly(connection.close)
         _refuse_options(parameters)
         connection = _connect(bare)
         connection.way = ServerPath.DECLARED if way is ServerPath.DECLARED else ServerPath.POOLED
@@ -209,7 +217,7 @@ def _way_of(connection: BoundedConnection) -> ServerPath:
 
     Raises DatabaseRefused: it leads to Pgpool-II.
     """
-    ((backend, _, *ports),) = connection.execute(BACKEND).fetchall()
+    ((backend, _, *ports),) = connection.rows(BACKEND)
     if backend != connection.pgconn.backend_pid:
         return ServerPath.POOLED
     if _is_passed_on(connection, *ports):
@@ -220,9 +228,9 @@ def _way_of(connection: BoundedConnection) -> ServerPath:
 def _has_options(connection: BoundedConnection) -> bool:
     """Return True if the process of the login answers, with the options of the connection."""
     try:
-        ((backend, read_only, *_),) = connection.execute(BACKEND).fetchall()
+        ((backend, read_only, *_),) = connection.rows(BACKEND)
     except BaseException:
-        connection.close()
+        end_quietly(connection.close)
         raise
     return bool((backend, read_only) == (connection.pgconn.backend_pid, "on"))
 
@@ -243,7 +251,7 @@ def server_of(connection: BoundedConnection) -> str:
 
     Raises DatabaseRefused: the pooler is Pgpool-II, or has ended the transaction already.
     """
-    ((started, backend, isolation),) = connection.execute(SERVER).fetchall()
+    ((started, backend, isolation),) = connection.rows(SERVER)
     if isolation != ISOLATION:
         raise no_transactions()
     if connection.way is ServerPath.DECLARED and backend == connection.pgconn.backend_pid:
@@ -304,8 +312,7 @@ def hand_back(connection: BoundedConnection) -> None:
     """
     if connection.pgconn.transaction_status in _IN_TRANSACTION:
         connection.answer_s = CANCEL_S
-        with contextlib.suppress(Error, DatabaseUnavailable):
-            connection.execute(ROLLBACK)
+        end_quietly(lambda: connection.execute(ROLLBACK))
 
 
 class ResultSocket:
@@ -389,12 +396,11 @@ def cancel(connection: Connection[Any]) -> bool:
     answered = threading.Event()
 
     def request() -> None:
-        try:
-            connection.cancel_safe(timeout=CANCEL_S)
-        except errors.CancellationTimeout:
-            return
-        except (Error, OSError):
-            pass
+        with contextlib.suppress(Exception):  # of any class
+            try:
+                connection.cancel_safe(timeout=CANCEL_S)
+            except errors.CancellationTimeout:
+                return
         answered.set()
 
     # libpq before 17 has no time limit of its own: then the thread is left behind.
@@ -432,7 +438,7 @@ def drain(pgconn: pq.abc.PGconn, within_s: float = CANCEL_S) -> None:
 
 def end(connection: Connection[Any]) -> None:
     """End a connection, and with it any wait of another thread for it."""
-    with contextlib.suppress(Error):
+    with contextlib.suppress(Exception):
         shut(connection.pgconn.socket)
 
 

@@ -62,7 +62,7 @@ from source_agent.engines.relations.markers import (
 from source_agent.engines.relations.predicates import JoinedRelation
 from source_agent.engines.relations.select import null_key_sql, null_places, plan_of, scan_sql
 from source_agent.engines.relations.shapes import Consistency, Relation, Shape
-from source_agent.engines.sessions import SnapshotSession, driven, foreseen
+from source_agent.engines.sessions import SnapshotSession, driven, end_quietly, foreseen
 from source_agent.engines.sqlite import access, activity, sql, types
 from source_agent.engines.sqlite.access import translate
 from source_agent.engines.sqlite.activity import DatabaseHeader
@@ -190,7 +190,7 @@ class SqliteSession(SnapshotSession):
             if header is not None and probed:
                 self.activities = self._probe(header, probed)
         except BaseException:
-            self._connection.close()
+            end_quietly(self._connection.close)
             raise
 
     def _probe(self, header: DatabaseHeader, probed: Sequence[Relation]) -> Mapping[str, Activity]:
@@ -237,8 +237,7 @@ class SqliteSession(SnapshotSession):
             self._connection.interrupt()
 
     def close(self) -> None:
-        self._end_statements()
-        self._connection.close()
+        end_quietly(self._end_statements, self._connection.close)
 
     def _end_statements(self) -> None:
         # A statement that was not read to its end, kept alive by an error, keeps the file locked.
@@ -254,12 +253,15 @@ class SqliteSession(SnapshotSession):
 
     def query_columns(self, query: str) -> list[tuple[Any, ...]]:
         # A connection of its own creates the view in memory: this one may create nothing.
-        with contextlib.closing(_connect(self._path, self._limits.lock_s)) as connection:
-            connection.text_factory = str
+        connection = _connect(self._path, self._limits.lock_s)
+        connection.text_factory = str
+        try:
             with self._errors(), foreseen(DRIVER, sqlite3.Error):
                 view, columns = view_sql(query)
                 connection.execute(view)
                 return connection.execute(columns).fetchall()
+        finally:
+            end_quietly(connection.close)
 
     def describe(self, relation: Relation) -> Shape:
         self._begin()
