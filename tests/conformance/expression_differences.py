@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from tests.conformance.expression_forms import FB, LITE, MY, PG
 
 # By row of the table in docs/views.md, engine and form.
@@ -68,3 +70,43 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         FB: ("date BETWEEN", "decimal BETWEEN", "double BETWEEN", "int BETWEEN"),
     },
 }  # fmt: skip
+
+Release = tuple[int, ...]
+# Those that a release of an engine has no more, or was the first to have. MySQL is not MariaDB.
+_ENDED: dict[str, tuple[Release, frozenset[str]]] = {
+    "firebird": (
+        (4,),
+        frozenset(
+            {
+                "CAST(decimal AS STRING)", "int = text", "timestamp + months", "date BETWEEN",
+                "decimal BETWEEN", "double BETWEEN", "int BETWEEN",
+            }
+        ),
+    ),
+    "mysql": ((9,), frozenset({"CAST(decimal AS STRING)", "decimal NOT IN"})),
+}  # fmt: skip
+_BEGAN: dict[str, tuple[Release, frozenset[str]]] = {
+    "firebird": ((4,), frozenset({"substring at 0 or less"})),
+    "sqlite": ((3, 54), frozenset({"round(decimal, 1)"})),
+}
+# Those that are seen of the values of another form alone, which a build may lack.
+_SEEN_BY = {LITE: {"ceil": frozenset({"int = text", "int DIV int"})}}
+
+
+def to_be_seen(name: str, engine: str, release: Release, forms: Set[str]) -> set[str]:
+    """Return the known differences that a database shows, each and no other.
+
+    Args:
+        name: MySQL, which is spelled as the `engine` MariaDB is, has its own.
+        release: its number.
+        forms: those that it evaluated.
+    """
+    none = ((), frozenset[str]())
+    ended, gone = _ENDED.get(name, none)
+    began, later = _BEGAN.get(name, none)
+    wanted = {name for listed in KNOWN.values() for name in listed.get(engine, ())} & forms
+    wanted -= gone if release >= ended else set()
+    wanted -= later if release < began else set()
+    for other, those in _SEEN_BY.get(engine, {}).items():
+        wanted -= set() if other in forms else those
+    return wanted

@@ -72,12 +72,14 @@ class Found:
 
     Attributes:
         compared: expressions that both sides evaluated.
+        forms: those that both sides evaluated in a row with arguments of which they agree.
         differences: by form, an example: Spark's text, the row, Spark's value, the database's.
     """
 
     compared: int = 0
     by_spark_alone: int = 0
     by_database_alone: int = 0
+    forms: set[str] = field(default_factory=set)
     differences: dict[str, tuple[str, int, Any, Any]] = field(default_factory=dict)
 
 
@@ -139,11 +141,13 @@ def search(
             continue
         found.compared += node.form is not None
         agreed[text] = [_equal(node.type, a, b) for a, b in zip(ours, theirs, strict=True)]
+        name = node.column if node.form is None else node.form.name
         for row in range(ROWS):
-            if agreed[text][row] or not all(agreed[part.sql()][row] for part in node.parts):
+            if not all(agreed[part.sql()][row] for part in node.parts):
                 continue
-            name = node.column if node.form is None else node.form.name
-            found.differences.setdefault(name, (text, row, ours[row], theirs[row]))
+            found.forms.add(name)
+            if not agreed[text][row]:
+                found.differences.setdefault(name, (text, row, ours[row], theirs[row]))
     return found
 
 

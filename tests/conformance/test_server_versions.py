@@ -152,3 +152,13 @@ def test_the_whole_suite_passes(server: str) -> None:
     this = "--ignore=tests/conformance/test_server_versions.py"
     said = run(server, *WHOLE[engine], this, "-k", chosen, "-m", "not soak")
     assert _PASSED.search(said) is not None, said
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("server", SOAK)
+def test_expressions_differ_where_it_is_said(server: str) -> None:
+    """The known differences are by release."""
+    chosen = f"all and {server.partition('=')[0]}"
+    said = run(server, "tests/conformance/test_expressions.py", "-k", chosen, "-m", "soak")
+    assert _PASSED.search(said) is not None, said
