@@ -1,4 +1,5 @@
 """The versions of servers that tests run, and the switch that names another one for a whole run.
+Beside them is a DuckDB for which a registry has the extension that writes Delta tables.
 
 `DRIFTLINE_SERVERS=postgresql=14,firebird=5` lets every fixture of these engines use that version.
 Without it PostgreSQL is the wheel's (18), MariaDB (10.11) and Firebird (3) are the machine's. MySQL
@@ -54,6 +55,11 @@ PACKAGES: Final = (
     Version("firebird", "4", "sid=4.0", is_moving=True, is_for_soaks=True),
     Version("firebird", "5", "firebird-embedded==5.0.4.4"),
     Version("sqlite", "3.54", "apsw==3.54.1.0"),
+    Version(
+        "duckdb",
+        "1.5",
+        "duckdb-extension-delta==1.5.5 duckdb-extensions==1.5.5 duckdb==1.5.5",
+    ),
     Version("odyssey", "1.5", "sid=1.5", is_moving=True, is_for_soaks=True),
 )
 
@@ -211,7 +217,7 @@ def _firebird(package: str, folder: Path) -> None:
 
 def _wheel(package: str, folder: Path) -> None:
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", ".")
-    _run(*pip, package, folder=folder)
+    _run(*pip, *package.split(), folder=folder)
 
 
 def _odyssey(package: str, folder: Path) -> None:
@@ -224,6 +230,7 @@ _FETCH: Final[dict[str, Callable[[str, Path], None]]] = {
     "mysql": _mysql,
     "firebird": _firebird,
     "sqlite": _wheel,
+    "duckdb": _wheel,
     "odyssey": _odyssey,
 }
 
