@@ -27,12 +27,12 @@ def settings(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 10))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 10))]
 )
 def test_executor_killed_in_each_step(
     settings: dict[str, str], driver: ProcessPoolExecutor, tmp_path: Path, seed: int
 ) -> None:
-    """Five kills each: 10 in all, 50 in a soak."""
+    """Five kills each, 50 in a soak."""
     said = driver.submit(load_and_refresh, settings, tmp_path / "pair", seed).result()
     print("\n".join(said))
     assert len(said) == len(LOAD) + len(REFRESH)

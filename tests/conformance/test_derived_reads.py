@@ -160,7 +160,7 @@ def random_predicate(draw: random.Random, levels: int) -> Predicate:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 20))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))]
 )
 def test_random_predicates_keep_what_the_reference_keeps(items: Legacy, seed: int) -> None:
     draw = random.Random(seed)

@@ -23,9 +23,8 @@ from tests.harness.server_versions import SWITCH, NotToBeHad, sqlite_library
 # have the whole suite there.
 VERSIONS: Final = [
     "postgresql=14", "postgresql=15", "postgresql=17", "mariadb=11.8", "firebird=5",
-    "sqlite=3.54",
 ]  # fmt: skip
-SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4"]
+SOAK: Final = [*VERSIONS, "postgresql=16", "postgresql=18", "firebird=4", "sqlite=3.54"]
 USUAL: Final = ["postgresql=18", "mariadb=10.11", "mysql=9.7", "firebird=3", "sqlite=3.40"]
 PAGES: Final = ("docs/guarantees.md", "README.md")
 PARTS: Final = {

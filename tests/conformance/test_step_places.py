@@ -495,6 +495,7 @@ def test_steps_in_this_process(runs: Runs, name: str) -> None:
     assert {row["_driftline_updates"] for row in found["shipped"]} == ({0, 1} if count else {0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
 def test_steps_that_write_many_files_do_the_same(runs: Runs, name: str) -> None:
     assert same(runs.in_many_files(name), runs.in_driver(name))
@@ -513,6 +514,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     return found.keys() == expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["integer key", "composite key"])
 def test_lots_do_the_same(runs: Runs, name: str) -> None:
     assert same(runs.in_lots(name), runs.in_driver(name))

@@ -226,6 +226,7 @@ def test_uvx_runs_the_wheel(release: Release, uvx: Tool) -> None:
     assert (uvx.folder / "certs" / "source.pem").is_file()
 
 
+@pytest.mark.soak  # every run has uvx, which makes an environment as well
 def test_pipx_runs_the_wheel(release: Release, pipx: Tool) -> None:
     run = ("run", NO_COMPILE, "--spec", specification(release.wheel, EXTRA), "driftline-source")
     assert pipx.run(*run, "--version") == version("driftline-source")

@@ -86,7 +86,8 @@ IN_DRIVER = [
     PUBLISHED[1],
 ]
 KILLS = [
-    *(("driver", *kill) for kill in (*EVERYWHERE, *IN_DRIVER)),
+    *(("driver", *kill) for kill in (*EVERYWHERE, *IN_DRIVER[::2], PUBLISHED[1])),
+    *(pytest.param("driver", *kill, marks=pytest.mark.soak) for kill in IN_DRIVER[1:-1:2]),
     *(pytest.param("spark", *kill, marks=pytest.mark.spark) for kill in EVERYWHERE[1::2]),
     *(pytest.param("spark", *kill, marks=pytest.mark.soak) for kill in EVERYWHERE[::2]),
 ]

@@ -211,9 +211,12 @@ AHEAD: list[tuple[str, int, list[str]]] = [
 ]
 
 
-def test_killed_while_fragments_are_ahead(sites: Sites) -> None:
+@pytest.mark.parametrize("places", shares(AHEAD, 0))
+def test_killed_while_fragments_are_ahead(
+    sites: Sites, places: Sequence[tuple[str, int, list[str]]]
+) -> None:
     sites.view_lines = dict.fromkeys(VIEWS, f'max_lag = "1h"\n{ONE_PHASE}')
-    for number, (function, call, names) in enumerate(AHEAD):
+    for number, (function, call, names) in enumerate(places):
         for first in (0, 10):
             sites.sql("erp", "UPDATE orders SET amount = amount + 100 WHERE id > ?", first)
             reports = sites.well()

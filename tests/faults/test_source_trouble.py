@@ -211,7 +211,7 @@ def test_the_table_changes_in_mid_scan(
 
 
 @pytest.mark.parametrize("is_in_scan", [False, True], ids=["between", "in-mid-scan"])
-@pytest.mark.parametrize("method", ["sketch", "range"])
+@pytest.mark.parametrize("method", ["sketch", pytest.param("range", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("engine", [*FAMILY, "postgresql"])
 def test_the_collation_of_the_key_changes(
     engine: str, method: str, is_in_scan: bool, request: pytest.FixtureRequest, tmp_path: Path

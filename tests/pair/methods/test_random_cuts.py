@@ -31,7 +31,7 @@ from warehouse_agent.refresh.job import Job
 from warehouse_agent.tasks import staged_chunks, staged_rows, staging
 from warehouse_agent.tasks.staged_chunks import StagedChunks
 
-IN_EVERY_RUN, BY_THE_SOAK = 12, 500
+IN_EVERY_RUN, BY_THE_SOAK = 6, 500
 POINTS = (
     WarehouseFailpoint.PREPARED,
     WarehouseFailpoint.FRAMES_STAGED,

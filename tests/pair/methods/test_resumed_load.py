@@ -106,7 +106,7 @@ def legacy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Legacy]:
         yield made
 
 
-@pytest.fixture(params=list(KEYS))
+@pytest.fixture(params=["integer", pytest.param("two integers", marks=pytest.mark.soak), "text"])
 def pair(
     request: pytest.FixtureRequest, spark: SparkSession, legacy: Legacy, tmp_path: Path
 ) -> Iterator[Pair]:

@@ -32,7 +32,7 @@ TABLES = {
     },
 }
 NAMES = [f"{source}.{name}" for source, tables in TABLES.items() for name in tables]
-VIEWS, ROWS = 10, 25
+ROWS = 25
 TEXTS = ("x", "y", "Ä", "", "x ", "null")
 
 
@@ -109,14 +109,19 @@ def check_given(sites: Sites) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "refreshes"),
-    [(1, 2), *(pytest.param(s, 3, marks=pytest.mark.soak) for s in range(30))],
+    ("seed", "count", "refreshes"),
+    [(1, 5, 2), *(pytest.param(s, 10, 3, marks=pytest.mark.soak) for s in range(30))],
 )
 def test_random_views(
-    spark: SparkSession, request: pytest.FixtureRequest, tmp_path: Path, seed: int, refreshes: int
+    spark: SparkSession,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    seed: int,
+    count: int,
+    refreshes: int,
 ) -> None:
     rng = random.Random(seed)
-    views = {f"v{i}": random_view(rng) for i in range(VIEWS)}
+    views = {f"v{i}": random_view(rng) for i in range(count)}
     derive = ("columns", "rows") if seed % 2 else ()
     legacies = {}
     for source, engine in ENGINES.items():
