@@ -5,7 +5,6 @@ The files of the other attempts stay where they are, unnamed, and `gc` removes t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.cluster.attempts import ROWS, Outcome, written_twice
 from tests.harness.cluster import Cluster
 from tests.harness.held_daemon import HOLDS
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.spark.java import ensure_java
 
 pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.spark]
 
@@ -31,24 +29,16 @@ SPECULATION = {
 }
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[Cluster]:
-    ensure_java()
-    with Cluster(workers=1) as made:
-        made.add_worker(host="127.0.0.2")
-        yield made
-
-
 def counted_once(outcome: Outcome) -> bool:
     return outcome.named == 2 and outcome.rows == [*range(ROWS)]
 
 
 def test_a_task_that_is_killed_after_it_wrote(
-    two_hosts: Cluster, driver: ProcessPoolExecutor, tmp_path: Path
+    cluster: Cluster, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
     """Its file is whole and was not named; the next attempt writes another one."""
     point = f"{WarehouseFailpoint.FILE_WRITTEN.value}:kill:1:{tmp_path}/killed"
-    settings = two_hosts.settings() | TWO_TASKS | {f"spark.executorEnv.{VARIABLE}": point}
+    settings = cluster.settings() | TWO_TASKS | {f"spark.executorEnv.{VARIABLE}": point}
     data, feed = driver.submit(written_twice, settings, tmp_path / "warehouse").result()
     assert (tmp_path / "killed").exists()
     assert counted_once(data), data
@@ -59,12 +49,12 @@ def test_a_task_that_is_killed_after_it_wrote(
 
 
 def test_a_task_that_is_too_slow(
-    two_hosts: Cluster, driver: ProcessPoolExecutor, tmp_path: Path
+    cluster: Cluster, driver: ProcessPoolExecutor, tmp_path: Path
 ) -> None:
     """Spark runs another attempt beside it, and takes what that one wrote."""
     holds = tmp_path / "holds"
     holds.mkdir()
-    settings = two_hosts.settings() | TWO_TASKS | SPECULATION
+    settings = cluster.settings() | TWO_TASKS | SPECULATION
     settings[f"spark.executorEnv.{HOLDS}"] = str(holds)
     data, feed = driver.submit(written_twice, settings, tmp_path / "warehouse").result()
     for outcome in (data, feed):
