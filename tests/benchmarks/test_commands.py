@@ -179,9 +179,9 @@ COMMANDS = {
         (POSTGRESQL, SPARK, WAN),
     ),
     "views.site_joins": Command(
-        "--scale 0.001 --refreshes 1 --share 10",
+        "--scale 0.001 --refreshes 1 --share 10 --only q5",
         (
-            rf"1: q3 joins +{N} rows, +{N} bytes, +-?{N} s of the source \(erp",
+            rf"1: q5 joins +{N} rows, +{N} bytes, +-?{N} s of the source \(erp",
             rf"\| Q5, 1 refreshes \| {N}; {N}; {N} \| {N} × \| {N} ×; {N} × \| -?{N} ×; -?{N} × \|",
         ),
         (POSTGRESQL, SPARK),
