@@ -75,15 +75,18 @@ def hash_spans(
             f"A key has {longest} bytes; at most {KEY_BYTES_MAX} are compared.",
             remedy="Publish the relation with a shorter key.",
         )
+    shortest = int(lengths.min())
     hashes = xx_array(lengths.astype(np.uint64), np.uint64(seed))
-    padded = np.concatenate([buffer, np.zeros(8, np.uint8)])
-    words = np.lib.stride_tricks.sliding_window_view(padded, 8)
-    live = np.arange(len(starts))
+    if int((starts + lengths).max()) + 7 > len(buffer):  # a last word may reach so far
+        buffer = np.concatenate([buffer, np.zeros(8, np.uint8)])
+    live: Integers | slice = slice(None)  # spans that have the next word
     for offset in range(0, longest, 8):
-        live = live[lengths[live] > offset]
-        left = lengths[live] - offset
-        word = np.ascontiguousarray(words[starts[live] + offset]).view("<u8").reshape(-1)
-        spare = (np.maximum(8 - left, 0) * 8).astype(np.uint64)
-        word = (word << spare) >> spare
+        if offset >= shortest:
+            live = np.flatnonzero(lengths > offset)
+        word = integers_at(buffer, starts[live] + offset, 8).view("<u8")
+        if offset + 8 > shortest:
+            left = lengths[live] - offset
+            spare = (np.maximum(8 - left, 0) * 8).astype(np.uint64)
+            word = (word << spare) >> spare
         hashes[live] = xx_array(word, hashes[live])
     return hashes.view(np.int64)

@@ -84,11 +84,14 @@ def test_recipes_with_an_integer_first(recipe: Recipe, key: bytes, data: st.Data
     assert found == [reference.position(r, types, recipe.key_columns, key) for r in drawn]
 
 
-@given(st.binary(max_size=70), st.integers(0, 2**64 - 1))
-def test_the_two_hashes_of_a_key_agree(key: bytes, seed: int) -> None:
-    padded = np.frombuffer(b"before" + key, np.uint8)
-    where, size = np.array([6]), np.array([len(key)])
-    assert keys.hash_spans(padded, where, size, seed).tolist() == [hash_key(key, seed)]
+@given(st.lists(st.binary(max_size=70), min_size=1, max_size=5), st.integers(0, 2**64 - 1))
+def test_the_two_hashes_of_keys_agree(drawn: list[bytes], seed: int) -> None:
+    """Whether they are as long or not, and though nothing stands behind the last one."""
+    buffer = np.frombuffer(b"before" + b"".join(drawn), np.uint8)
+    sizes = np.array([len(key) for key in drawn])
+    starts = 6 + np.cumsum(sizes) - sizes
+    found = keys.hash_spans(buffer, starts, sizes, seed)
+    assert found.tolist() == [hash_key(key, seed) for key in drawn]
 
 
 @given(st.lists(st.lists(st.none() | st.binary(max_size=3), min_size=3, max_size=3)))
