@@ -27,12 +27,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from driftline.errors import WarehouseUnavailable
 from pyarrow import fs
 
@@ -426,6 +427,31 @@ def data_source(uri: str) -> AbstractContextManager[DataSource]:
     """Open a data file by its URI. Raises ConfigurationError as `located`; OSError."""
     backend = known.backend_of(uri)
     return backend.opened(backend.path(uri))
+
+
+class HeldSources:
+    """Open data files that a step reads several times: those of buckets are read once, whole.
+
+    They are held up to `bytes_max`; the others, and files of disks, are opened as by `data_source`.
+    One thread uses it.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], bytes_max: int) -> None:
+        """Begin with no file; `sizes`: bytes of each file, by its URI."""
+        self._sizes, self._left = sizes, bytes_max
+        self._held: dict[str, bytes] = {}
+
+    def __call__(self, uri: str) -> AbstractContextManager[DataSource]:
+        """Open a file by its URI. Raises as `data_source`."""
+        if (data := self._held.get(uri)) is None:
+            backend, size = known.backend_of(uri), self._sizes[uri]
+            if backend.is_local or size > self._left:
+                return data_source(uri)
+            if (data := backend.read(backend.path(uri))) is None:
+                raise FileNotFoundError(2, "No such file", uri)
+            self._held[uri] = data
+            self._left -= max(size, len(data))
+        return nullcontext(DataSource(pa.BufferReader(data)))
 
 
 def begun(uri: str) -> NewFile:

@@ -27,11 +27,11 @@ from warehouse_agent.columns.layout import Layout
 from warehouse_agent.planning.step_places import StepKind, StepWork
 from warehouse_agent.spark.executors import Batches
 from warehouse_agent.storage.data_files import DataFile
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, HeldSources, Store
 from warehouse_agent.tasks import changed_places
 from warehouse_agent.tasks.changed_places import SAMPLED, ChangedPlaces, ChangeSampler
 from warehouse_agent.tasks.key_lookup import KeyedRows, KeyFilter
-from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, read_batches, spread
+from warehouse_agent.tasks.scan import FILE_BYTES, OfFiles, Sources, read_batches, spread
 from warehouse_agent.tasks.steps import Steps
 from warehouse_agent.tasks.write import WRITTEN, SplitSink, written_by
 
@@ -46,6 +46,8 @@ SAME, PAIRED, ALONE = range(3)
 # Of a lot while it is looked up: bytes of a row in indices, and how often its columns are held.
 LOT_ROW_BYTES = 112
 LOT_COPIES = 3
+# Of files in buckets that a task holds, as each is read up to five times: at most, and of a lot.
+HELD_BYTES, HELD_SHARE = 16 << 20, 8
 _FOUND = pa.schema([*WRITTEN, *SAMPLED])  # a row for each file, and one for each task
 _Codes = npt.NDArray[np.uint8]
 
@@ -169,6 +171,8 @@ def _write(
 
     def run(uris: Iterator[str]) -> Iterator[pa.RecordBatch]:
         mine, sampler = set(uris), ChangeSampler(bounds)
+        sizes = {f.uri: f.size for f in (*before, *after)}
+        sources = HeldSources(sizes, min(HELD_BYTES, lot_bytes // HELD_SHARE))
         with ExitStack() as stack:
             sinks = _sinks(stack, folder, schema)
             for side, images_of, others, operations in (
@@ -178,9 +182,9 @@ def _write(
                 some = [f for f in images_of if f.uri in mine]
                 if not some:
                     continue
-                codes = _compared(some, others, layout, lot_bytes)
+                codes = _compared(some, others, layout, lot_bytes, sources)
                 at = 0
-                for read in (batch for f in some for batch in read_batches(f.uri, placed)):
+                for read in _read(some, placed, sources):
                     its = codes[at : at + len(read)]
                     at += len(read)
                     if not (its != SAME).any():
@@ -211,7 +215,11 @@ def _sinks(stack: ExitStack, folder: str, schema: pa.Schema) -> dict[str, SplitS
 
 
 def _compared(
-    some: Sequence[DataFile], others: Sequence[DataFile], layout: Layout, lot_bytes: int
+    some: Sequence[DataFile],
+    others: Sequence[DataFile],
+    layout: Layout,
+    lot_bytes: int,
+    sources: Sources,
 ) -> _Codes:
     """Compare each row with the other side's row of its key: uint8 [rows], SAME, PAIRED or ALONE.
 
@@ -220,38 +228,38 @@ def _compared(
     of key bytes, so these go first.
     """
     parts = [np.zeros(0, np.uint8)]
-    for rows in _lots(some, layout.lane_schema, lot_bytes):
-        parts.append(np.where(_same(rows, others, layout), SAME, ALONE).astype(np.uint8))
+    for rows in _lots(some, layout.lane_schema, lot_bytes, sources):
+        parts.append(np.where(_same(rows, others, layout, sources), SAME, ALONE).astype(np.uint8))
         del rows  # before the next is read
     codes = np.concatenate(parts)
     left, at = np.flatnonzero(codes != SAME), 0
     names = dict.fromkeys((*layout.key_names, layout.position_name))
     keyed = pa.schema([layout.file_schema.field(name) for name in names])
-    for rows in _lots(some, keyed, lot_bytes, chosen=codes != SAME):
+    for rows in _lots(some, keyed, lot_bytes, sources, chosen=codes != SAME):
         its = left[at : at + len(rows)]
         at += len(rows)
-        codes[its[_paired(rows, others, layout)]] = PAIRED
+        codes[its[_paired(rows, others, layout, sources)]] = PAIRED
         del rows  # before the next is read
     return codes
 
 
-def _same(rows: pa.Table, others: Sequence[DataFile], layout: Layout) -> Bools:
+def _same(rows: pa.Table, others: Sequence[DataFile], layout: Layout, sources: Sources) -> Bools:
     """Return the rows of a lot whose positions and fingerprints the other side has, bool [rows]."""
     is_same = np.zeros(len(rows), np.bool_)
     passing, wanted = _passing(rows, layout), _lanes(rows)
     lanes, uris = layout.lane_schema, passing.near(others)
-    for lot in KeyedRows.lots(uris, lanes, lanes.names[0], 2 * len(rows), passing):
+    for lot in KeyedRows.lots(uris, lanes, lanes.names[0], 2 * len(rows), passing, sources):
         is_same |= _is_in(wanted, _lanes(lot.columns))
         del lot  # before the next is read
     return is_same
 
 
-def _paired(rows: pa.Table, others: Sequence[DataFile], layout: Layout) -> Bools:
+def _paired(rows: pa.Table, others: Sequence[DataFile], layout: Layout, sources: Sources) -> Bools:
     """Return the rows of a lot whose keys the other side has, bool [rows]."""
     is_paired = np.zeros(len(rows), np.bool_)
     passing = _passing(rows, layout)
     (key,), uris = layout.key_names, passing.near(others)
-    for lot in KeyedRows.lots(uris, layout.key_schema, key, 2 * len(rows), passing):
+    for lot in KeyedRows.lots(uris, layout.key_schema, key, 2 * len(rows), passing, sources):
         is_paired |= _is_in(rows[key], lot.columns[key])
         del lot  # before the next is read
     return is_paired
@@ -261,13 +269,14 @@ def _lots(
     files: Sequence[DataFile],
     columns: pa.Schema,
     lot_bytes: int,
+    sources: Sources,
     chosen: Bools | None = None,
 ) -> Iterator[pa.Table]:
     """Read columns of the chosen rows of files, bool [rows], in lots that take `lot_bytes` while
     they are looked up, and at most a batch more. The caller must drop a lot before the next."""
     held: list[pa.RecordBatch] = []
     size = at = 0
-    for batch in (batch for f in files for batch in read_batches(f.uri, columns)):
+    for batch in _read(files, columns, sources):
         rows = batch if chosen is None else batch.filter(pa.array(chosen[at : at + len(batch)]))
         at += len(batch)
         if not len(rows):
@@ -282,6 +291,13 @@ def _lots(
             del lot
     if held:
         yield pa.Table.from_batches(held, columns)
+
+
+def _read(
+    files: Sequence[DataFile], columns: pa.Schema, sources: Sources
+) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        yield from read_batches(file.uri, columns, sources=sources)
 
 
 def _passing(rows: pa.Table, layout: Layout) -> KeyFilter:

@@ -27,8 +27,9 @@ import pyarrow.compute as pc
 from driftline.arrays import U64, Bools, Bytes, Integers
 
 from warehouse_agent.storage.data_files import DataFile
+from warehouse_agent.storage.store import data_source
 from warehouse_agent.tasks.digests import numbers
-from warehouse_agent.tasks.scan import read_batches
+from warehouse_agent.tasks.scan import Sources, read_batches
 
 _FILTER_BITS = 16  # a position, of which two are set
 # Odd, with bits as even as those of a fraction: the golden ratio's, and a prime of xxHash.
@@ -97,18 +98,25 @@ class KeyedRows:
 
     @classmethod
     def lots(
-        cls, uris: Iterable[str], columns: pa.Schema, key: str, rows: int, passing: KeyFilter
+        cls,
+        uris: Iterable[str],
+        columns: pa.Schema,
+        key: str,
+        rows: int,
+        passing: KeyFilter,
+        sources: Sources = data_source,
     ) -> Iterator[Self]:
         """Read the rows of files that pass a filter in lots of `rows` and at most a batch more.
 
-        The caller must drop a lot before it asks for the next. Raises WarehouseUnavailable.
+        `sources` opens the files. The caller must drop a lot before it asks for the next. Raises
+        WarehouseUnavailable.
         """
         read = columns
         if passing.column not in columns.names:
             read = columns.append(pa.field(passing.column, pa.int64()))
         held: list[pa.RecordBatch] = []
         count = 0
-        for batch in (batch for uri in uris for batch in read_batches(uri, read)):
+        for batch in (batch for uri in uris for batch in read_batches(uri, read, sources=sources)):
             chosen = passing.may_hold(numbers(batch, passing.column))
             if not chosen.any():
                 continue

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from threading import Event
@@ -81,6 +81,7 @@ class Divisible:
 
 _Part = tuple[str, slice]  # a file by its URI, and which of its row groups
 _WHOLE = slice(None)
+Sources = Callable[[str], AbstractContextManager[DataSource]]  # opens a data file by its URI
 RowGroups = Callable[[pq.FileMetaData], Sequence[int]]  # the wanted ones, ascending
 _Work = TypeVar("_Work")
 _NUMBER_BYTES = 8
@@ -317,16 +318,21 @@ def memory_errors() -> Iterator[None]:
 
 
 def read_batches(
-    uri: str, columns: pa.Schema, groups: slice | RowGroups = _WHOLE
+    uri: str,
+    columns: pa.Schema,
+    groups: slice | RowGroups = _WHOLE,
+    sources: Sources = data_source,
 ) -> Iterator[pa.RecordBatch]:
     """Read columns of a file, or of some of its row groups, in batches of the schema `columns`.
+
+    `sources` opens the file.
 
     Raises:
         WarehouseUnavailable: the file cannot be read, or lacks a column (ArrowInvalid inside), or
             has it in another type.
     """
     try:
-        with data_source(uri) as source:
+        with sources(uri) as source:
             file = _opened(source.file, source.footer if source.end else None)
             footer = file.metadata
             if dictionaries := uncounted_columns(footer) & {*columns.names}:

@@ -23,7 +23,7 @@ from tests.harness.forks import Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.object_stores import ObjectStore
 from tests.harness.pair import Pair, environment
-from warehouse_agent.storage.store import PRIVATE, Store
+from warehouse_agent.storage.store import PRIVATE, HeldSources, Store
 
 HOLD = """
 import sys
@@ -111,6 +111,30 @@ def test_a_file_that_grows_while_it_is_read(object_store: ObjectStore, is_shorte
     assert kept.pop() == "later"
     assert len(kept) == (len(lines) // 2 - 1 if is_shortened else len(lines))
     assert seen == kept[::-1]
+
+
+@pytest.mark.starts
+def test_files_that_a_step_reads_again_are_asked_for_once(object_store: ObjectStore) -> None:
+    """Those that fit into what it may hold, and none before it is wanted."""
+    bucket = object_store.bucket()
+    store, sizes = Store(bucket.root, storage=bucket.settings), {"a": 100, "b": 300, "c": 50}
+    for name, size in sizes.items():
+        store.write(name.encode() * size, "t", name)
+    store.requests("t")
+    sources = HeldSources({store.uri("t", name): size for name, size in sizes.items()}, 160)
+
+    def asked(name: str) -> int:
+        with sources(store.uri("t", name)) as source:
+            assert source.file.read() == name.encode() * sizes[name]
+        made = store.requests("t")
+        assert made is not None
+        return made["get"]
+
+    assert [asked(name) for name in "aabbcca"] == [1, 0, 1, 1, 1, 0, 0]
+    store.remove_file("t", "a")
+    assert asked("a") == 0
+    with pytest.raises(FileNotFoundError):
+        HeldSources({store.uri("t", "a"): 100}, 160)(store.uri("t", "a"))
 
 
 def test_a_file_of_lines_is_bounded(store: Store) -> None:
