@@ -84,6 +84,7 @@ class Job:
     _committing: int | None = None  # the version of the last commit, whatever came of it
     _noted: Notes = field(init=False)  # as they are in the store
     examined: set[str] = field(default_factory=set)  # paths of data files that were read again
+    fragment_key: bytes | None = field(default=None, repr=False)  # once it is read
     reached: Reached | None = None  # of an exchange that failed; None: none did
     base: int | None = None  # the version that is compared, -1: none is published; None: not read
 
@@ -99,7 +100,7 @@ class Job:
     @property
     def key_file(self) -> KeyFile:
         """Return the file of the fragment key."""
-        return KeyFile(self.store.uri(PRIVATE, "keys", f"{self.name}.key"))
+        return KeyFile(self.store.uri(PRIVATE, "keys", f"{self.name}.key"), self.fragment_key)
 
     @property
     def staging(self) -> Staging:

@@ -217,7 +217,7 @@ def prepare(
     if job.fragment.incremental is not None:
         _check_key(layout, job.name)
     measured_column(layout, job.fragment)
-    fragment_key = _fragment_key(job, base)
+    fragment_key = job.fragment_key = _fragment_key(job, base)
     at = _situation(job, base, layout, told, allowance, features, history)
     match at.pass_over:
         case version, wanted:

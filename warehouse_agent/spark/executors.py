@@ -15,7 +15,7 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -66,17 +66,28 @@ _MARKED = re.compile(re.escape(_MARK) + r"(\{.*?\}):end")
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """Reference to the file of a fragment key, which a task reads."""
+    """Reference to the file of a fragment key, which a task reads.
+
+    `known`: the key, in the process that has read it; it never leaves that.
+    """
 
     uri: str
+    known: bytes | None = field(default=None, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[type[KeyFile], tuple[str]]:
+        """Pass the reference alone to a task in another process."""
+        return KeyFile, (self.uri,)
 
     def fingerprints(self, recipe: Recipe) -> Fingerprints:
         """Return the function that fingerprints rows under this key."""
-        return fingerprints(read_at(self.uri), recipe)
+        return fingerprints(self._key(), recipe)
 
     def position_seed(self) -> int:
         """Return the seed of positions under this key."""
-        return position_seed(read_at(self.uri))
+        return position_seed(self._key())
+
+    def _key(self) -> bytes:
+        return read_at(self.uri) if self.known is None else self.known
 
 
 def task(function: Task) -> Task:

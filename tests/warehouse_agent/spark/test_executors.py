@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 from driftline.errors import InternalError, ProofFailed, ViewFailed, WarehouseUnavailable
 from pyspark.errors import AnalysisException, PySparkException
 
-from warehouse_agent.spark.executors import Batches, marked, meaning, mistake, task
+from warehouse_agent.spark.executors import Batches, KeyFile, marked, meaning, mistake, task
 from warehouse_agent.storage.backends.interface import StoreError
 from warehouse_agent.views.evaluate import query_errors
 
@@ -82,3 +83,11 @@ def test_a_value_that_reads_like_another_failure(value: str) -> None:
     text = f"[CAST_INVALID_INPUT] The value '{value}' cannot be cast. SQLSTATE: 22018"
     with pytest.raises(ViewFailed, match="cannot be cast"), query_errors("totals"):
         raise PySparkException(text)
+
+
+def test_a_key_leaves_this_process_as_a_reference() -> None:
+    key = KeyFile("s3://bucket/lake/_driftline/keys/t.key", b"0123456789abcdef")
+    assert b"0123456789abcdef" not in pickle.dumps(key)
+    assert "0123456789abcdef" not in repr(key)
+    there = pickle.loads(pickle.dumps(key))
+    assert (there, there.known) == (key, None)
