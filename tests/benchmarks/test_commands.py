@@ -760,6 +760,20 @@ def test_command(
 
 
 @pytest.mark.slow
+def test_requests_by_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The other way of `refreshes.object_store`, across a checkpoint of the log."""
+    words = ["--rows", "300", "--share", "0.05", "--store", "moto", "--files", "3"]
+    words += ["--versions", "3,11"]
+    out = run("refreshes.object_store", words, monkeypatch, capsys)
+    for version in (3, 11):
+        for what in (rf"{N} files, nothing changed", rf"{N} files rewritten"):
+            expected = rf"version {version}, {what}: {N} \({N} with {N} log, .*\) requests of at"
+            assert re.search(expected, out), f"{expected}\nis not in\n{out}"
+
+
+@pytest.mark.slow
 @pytest.mark.spark
 def test_warm_refreshes_what_it_reads(
     working: Path,
