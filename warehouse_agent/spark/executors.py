@@ -141,9 +141,9 @@ def _request_sums() -> Accumulator[Counts] | None:
 
 def marked(error: DriftlineError, mark: str = _MARK) -> str:
     """Return an error as text, which `meaning` finds again in the text of a Spark exception, in the
-    process of this mark."""
+    process of this mark; then in words, for readers, whose queries end with Spark's exception."""
     text = json.dumps([error.code, error.message, error.remedy, error.where, error.details])
-    return mark + "{" + text.encode().hex() + "}:end"
+    return mark + "{" + text.encode().hex() + f"}}:end\n{error}"
 
 
 def cause(error: Exception) -> str:

@@ -8,14 +8,17 @@ from unittest import mock
 
 import pytest
 from driftline.errors import ConfigurationError, DriftlineError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.object_stores import SECRET_KEY, Bucket, Moto
 from tests.harness.pair import Pair
-from warehouse_agent import at
+from warehouse_agent import at, read
 from warehouse_agent.cli.main import cli
 from warehouse_agent.config import StorageSettings
+from warehouse_agent.storage import formats
 from warehouse_agent.storage.backends import known
 from warehouse_agent.visible_versions.readers import Storage, open_store
 
@@ -96,6 +99,32 @@ def test_keys_that_are_refused(pair: Pair, tmp_path: Path) -> None:
         as_of(pair, settings)
     assert str(tmp_path / "keys") in caught.value.message
     assert SECRET_KEY not in str(caught.value)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("what", ["gone", "cut"])
+def test_a_file_that_a_task_cannot_read(pair: Pair, spark: SparkSession, what: str) -> None:
+    """The reader's own query ends with Spark's exception, which says cause and remedy in words."""
+    bucket = bucket_of(pair)
+    head = formats.head(pair.store, "t")
+    assert head is not None
+    backend, (file,) = pair.store.backend, head.files
+    path = backend.path(file.uri)
+    whole = backend.read(path) or b""
+    rows = read(spark, bucket.root, "t", storage=bucket.settings)
+    if what == "gone":
+        backend.remove_file(path, 0)
+    else:
+        backend.write(path, whole[:-9], private=False)
+    try:
+        with pytest.raises(PySparkException) as caught:
+            rows.count()
+    finally:
+        backend.write(path, whole, private=False)
+    words = [one for one in str(caught.value).splitlines() if "cannot be read" in one]
+    assert words, str(caught.value)
+    assert "Run the command again; `driftline verify` names files" in words[0]
+    assert rows.count() == 100
 
 
 def test_a_report_of_a_bucket(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -61,6 +61,8 @@ def test_an_error_of_a_store_keeps_its_remedy() -> None:
 
     with pytest.raises(RuntimeError) as raised:
         list(task(fails)([]))
+    said = str(raised.value).splitlines()[-1]
+    assert said.endswith("cannot be read or written: AccessDenied: no. Give it the rights.")
     for problem in (PySparkException(str(raised.value)), StoreError("no", "Give it the rights.")):
         error = mistake(problem, "orders")
         assert type(error) is WarehouseUnavailable
