@@ -260,11 +260,23 @@ def _kept(store: Store, name: str, since: datetime, flipped: int | None, *, is_v
     return _Kept(head.version, oldest, frozenset(paths), feeds)
 
 
+def _by_folder(store: Store, *parts: str) -> dict[str, list[StoredFile]]:
+    """Return the files below each folder of a folder, by its name.
+
+    One list: SeaweedFS keeps emptied folders, and each would be listed in every run.
+    """
+    found = dict[str, list[StoredFile]]()
+    for entry in store.walk(*parts):
+        folder, *file = entry.place[len(parts) :]
+        if file:
+            found.setdefault(folder, []).append(entry)
+    return found
+
+
 def _data(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
-    for folder in store.folders(name):
+    for folder, entries in _by_folder(store, name).items():
         if not _DATA.fullmatch(folder):
             continue
-        entries = store.walk(name, folder)
         if not any("/".join(e.place[1:]) in kept.paths for e in entries):
             yield from entries
             continue
@@ -276,10 +288,10 @@ def _data(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
 
 
 def _feeds(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
-    for folder in store.folders(PRIVATE, "changes", name):
+    for folder, entries in _by_folder(store, PRIVATE, "changes", name).items():
         if not _FEED.fullmatch(folder):
             continue
-        for entry in store.walk(PRIVATE, "changes", name, folder):
+        for entry in entries:
             *above, file = entry.place[3:]
             files = kept.feeds.get("/".join(above))
             # A task that lost its executor may have written a file that the version does not name.
@@ -290,13 +302,13 @@ def _feeds(store: Store, name: str, kept: _Kept) -> Iterator[StoredFile]:
 def _staged(store: Store, name: str, kept: _Kept) -> tuple[list[StoredFile], int]:
     """Return what no next attempt can use, and the bytes of the frames that one can."""
     useless, size = list[StoredFile](), 0
-    for folder in store.folders(PRIVATE, FOLDER, name):
+    for folder, entries in _by_folder(store, PRIVATE, FOLDER, name).items():
         note = store.read_json(PRIVATE, FOLDER, name, folder, NOTE)
-        entries = store.walk(PRIVATE, FOLDER, name, folder)
         if note.get("base_version") == kept.newest and "recipe" in note:
             size += sum(entry.size for entry in frames_in(entries))
-            entries = [entry for entry in entries if entry.place[-1].endswith(".tmp")]
-        useless += entries
+            useless += [entry for entry in entries if entry.place[-1].endswith(".tmp")]
+        else:
+            useless += entries
     return useless, size
 
 

@@ -26,11 +26,12 @@ from driftline.failpoints import VARIABLE
 
 from tests import ROOT
 from tests.harness.careless_proxy import careless
+from tests.harness.counted_requests import RequestCounter
 from tests.harness.forks import Fork
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_locks import without_locks
 from tests.harness.no_spark import NoSpark
-from tests.harness.object_stores import Bucket, Moto, ObjectStore
+from tests.harness.object_stores import Bucket, Moto, ObjectStore, SeaweedFS
 from tests.harness.pair import Pair, environment, rows_of
 from tests.harness.processes import is_alive, is_stopped
 from warehouse_agent import config as configure
@@ -244,6 +245,30 @@ def test_gc_takes_the_time_from_the_store(on_moto: Rig) -> None:
     fast = datetime.now(UTC) + timedelta(days=365)
     assert unreferenced(store, "t", keep_hours=24, now=fast).places
     assert not collector(store, 24, fast, removes=True)(fragment).places
+
+
+def test_gc_lists_no_emptied_folder_again(
+    seaweedfs: SeaweedFS, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SeaweedFS keeps them: the next run asks for no more than this one."""
+    monkeypatch.setattr(garbage, "KEEP_HOURS_MIN_REMOTE", 0)
+    monkeypatch.setattr(Lease, "stored_at", lambda _: datetime.now(UTC))
+    rig = Rig(tmp_path, seaweedfs, 7)
+    with RequestCounter(seaweedfs) as counter:
+        rig.pair.bucket = bucket = counter.bucket()
+        store, fragment = rig.pair.store, rig.pair.config().fragments["t"]
+        lists = list[int]()
+        for _ in range(2):
+            for _ in range(3):
+                assert rig.refresh().error is None
+                rig.edit()
+            assert collector(store, 0, datetime.now(UTC), removes=True)(fragment).places
+            with counter.counted(bucket) as asked:
+                assert not collector(store, 0, datetime.now(UTC), removes=True)(fragment).places
+            lists.append(sum(one.startswith("list ") for one in asked.places))
+        assert lists[0] == lists[1]
+    rig.pair.stop()
+    rig.legacy.close()
 
 
 def test_gc_that_lost_its_lock_removes_nothing(
