@@ -700,6 +700,7 @@ class Open(_message.Message):
     FOLLOWING_FIELD_NUMBER: _builtins.int
     LATER_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    DEFLATED_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     relation: _builtins.str
     recipe: _builtins.bytes
@@ -721,6 +722,8 @@ class Open(_message.Message):
     """sum, strata and the sketch's check are empty: `Sums` has them"""
     chunks: _builtins.bool
     """`Chunks` follow at once; of no rows, and all rows are asked for"""
+    deflated: _builtins.bytes
+    """a Derivation as raw DEFLATE, instead of `derivation`"""
     @_builtins.property
     def start_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of segments: the first start, then differences modulo 2^64"""
@@ -781,10 +784,11 @@ class Open(_message.Message):
         following: _abc.Iterable[_builtins.str] | None = ...,
         later: _builtins.bool = ...,
         chunks: _builtins.bool = ...,
+        deflated: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "derivation", b"derivation", "grouping", b"grouping", "since", b"since", "sketch", b"sketch", "within", b"within"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "chunks", b"chunks", "count", b"count", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "later", b"later", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["between", b"between", "chunks", b"chunks", "count", b"count", "deflated", b"deflated", "derivation", b"derivation", "features", b"features", "following", b"following", "fragment_key", b"fragment_key", "grouping", b"grouping", "later", b"later", "level", b"level", "protocol", b"protocol", "recipe", b"recipe", "relation", b"relation", "salt", b"salt", "shifts", b"shifts", "since", b"since", "sketch", b"sketch", "start_steps", b"start_steps", "strata", b"strata", "sum", b"sum", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,16 +12,22 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftline import wire_pb2 as pb
-from driftline.errors import ConfigurationError, DatabaseRefused, LimitExceeded, NotFound
+from driftline.errors import (
+    ConfigurationError,
+    DatabaseRefused,
+    LimitExceeded,
+    MalformedMessage,
+    NotFound,
+)
 from driftline.limits import NAME_BYTES_MAX
 from driftline.peer_text import visible
 from driftline.relations.activity import UnknownActivity
-from driftline.relations.derivation_messages import from_message
+from driftline.relations.derivation_messages import from_message, inflated
 from driftline.relations.derivations import DerivablePart, Derivation
 from driftline.relations.reference_messages import to_messages
 from driftline.relations.references import Reference
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import check_protocol
+from driftline.wire.negotiation import DEFLATE, check_fields, check_protocol
 
 from source_agent.budgets.audit import NOT_RELOADED, RELOADED, AuditEntry, AuditLog
 from source_agent.budgets.budget import Governor
@@ -159,10 +165,16 @@ def derivation_of(
     Raises:
         DerivationRefused: the DBA does not let a warehouse choose it.
         LimitExceeded, MalformedMessage: it is too large, or none.
+        VersionMismatch: it has fields of a newer release.
     """
-    if not asked.HasField("derivation"):
+    message = asked.derivation if asked.HasField("derivation") else None
+    if isinstance(asked, pb.Open) and asked.deflated:
+        if message is not None or DEFLATE not in asked.features:
+            raise MalformedMessage("A derivation came twice, or compressed without its feature.")
+        check_fields(message := inflated(asked.deflated))
+    if message is None:
         return None
-    derivation = from_message(asked.derivation)
+    derivation = from_message(message)
     entry.choose(derivation)
     served.refuse(derivation)
     return derivation

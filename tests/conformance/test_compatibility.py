@@ -1,10 +1,10 @@
 """Each side against the other side of an older release: two people upgrade on two days.
 
-LATEST is the commit before the messages last changed, LISTED one before claims, BASE one before
-checksums, OLDER one before markers, foreign keys and named keys. Each is taken out of the
-repository's own history; its source agent runs as a process against this tree's warehouse, and its
-warehouse as a process against this tree's source agent. Whoever adds messages moves LATEST to the
-commit before.
+LATEST is the commit before the messages last changed, STRATA one before strata could be left out,
+LISTED one before claims, BASE one before checksums, OLDER one before markers, foreign keys and
+named keys. Each is taken out of the repository's own history; its source agent runs as a process
+against this tree's warehouse, and its warehouse as a process against this tree's source agent.
+Whoever adds messages moves LATEST to the commit before.
 
 FIELD is the commit before the first archive, unit and failpoint. Its wheel is built and installed,
 and one side after the other is upgraded around one warehouse, as users do it.
@@ -24,9 +24,21 @@ from typing import Any
 
 import pytest
 from driftline import wire_pb2 as pb
-from driftline.errors import VersionMismatch
+from driftline.errors import RecipeChanged, VersionMismatch
+from driftline.reconciliation.ranges import uniform
+from driftline.relations.derivations import ColumnPredicate, Derivation, Operator
 from driftline.relations.reference_messages import FEATURE
-from driftline.wire.negotiation import BRIEF, CHECKSUM, CLAIMED, LATER, REFERRING, SINCE
+from driftline.rows.digests import Digest, Salt
+from driftline.values.types import Column, Recipe, parse_type
+from driftline.wire.negotiation import (
+    BRIEF,
+    CHECKSUM,
+    CLAIMED,
+    DEFLATE,
+    LATER,
+    REFERRING,
+    SINCE,
+)
 from pyspark.sql import SparkSession
 
 from source_agent.engines.sqlite.activity import WAL
@@ -35,12 +47,14 @@ from tests.harness.absent import absent
 from tests.harness.installation import Installation, build_wheel, clean_environment, install
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.pair import UNBRAKED, Pair, SourceProcess, environment
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.refresh import prepare
 from warehouse_agent.scheduler.parent_deletions import parents
 from warehouse_agent.transport.channel import SourceChannel
 from warehouse_agent.transport.reply_validation import refusal
 
-LATEST = "c9218253ad08eca44f990417fffd20a50081bd33"
+LATEST = "408fe0589f91612c10e54f4ed7c43978c9fc65cb"
+STRATA = "c9218253ad08eca44f990417fffd20a50081bd33"
 LISTED = "5762206b61689be46cb4579f5ec78ff05d36f1e6"
 BASE = "00d938a352968ee54b996c61315e48e46daf722f"
 OLDER = "e46cebe80f7c7e83fe60cc065df2e87970fd4b99"
@@ -85,6 +99,12 @@ def tree_of(commit: str, folder: Path, paths: tuple[str, ...] = PRODUCT) -> Path
 def latest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of LATEST."""
     return tree_of(LATEST, tmp_path_factory.mktemp("latest"))
+
+
+@pytest.fixture(scope="module")
+def strata(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree of STRATA."""
+    return tree_of(STRATA, tmp_path_factory.mktemp("strata"))
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +206,10 @@ def test_an_older_source_serves_this_warehouse(older: Path, pair: Pair) -> None:
                 raise refusal(stream.receive().refused)
 
 
-def test_a_source_before_the_newest_messages_describes_what_it_can(
-    latest: Path, pair: Pair
-) -> None:
+def test_a_source_before_referring_keys_describes_what_it_can(strata: Path, pair: Pair) -> None:
     """It refuses fields that it does not know, so it is not told what a view joins."""
     pair.stop()
-    with SourceProcess(pair.source_toml(), tree=latest) as source:
+    with SourceProcess(pair.source_toml(), tree=strata) as source:
         pair.address = source.address
         with SourceChannel(pair.config().sources["erp"]) as link:
             assert len(link.describe("orders", ("customer",)).description.columns) == 3
@@ -229,9 +247,9 @@ def test_a_source_before_claims_compares_keys(listed: Path, pair: Pair) -> None:
     pair.check("orders")
 
 
-def test_a_source_before_the_newest_messages_gets_strata(latest: Path, pair: Pair) -> None:
+def test_a_source_before_brief_openings_gets_strata(strata: Path, pair: Pair) -> None:
     pair.stop()
-    with SourceProcess(pair.source_toml(), tree=latest) as source:
+    with SourceProcess(pair.source_toml(), tree=strata) as source:
         pair.address = source.address
         changes: Changes = None
         for again in (0, 1, 2):
@@ -242,6 +260,37 @@ def test_a_source_before_the_newest_messages_gets_strata(latest: Path, pair: Pai
             assert BRIEF not in link.describe("orders").features
             stream.send(pb.Request(open=pb.Open(protocol=1, relation="orders", features=[BRIEF])))
             with pytest.raises(VersionMismatch, match=BRIEF):
+                raise refusal(stream.receive().refused)
+
+
+def test_a_source_before_the_newest_messages_gets_no_compressed_derivation(
+    latest: Path, pair: Pair
+) -> None:
+    pair.stop()
+    pair.publish("orders", 'table = "orders"\nderive = ["rows"]')
+    with SourceProcess(pair.source_toml(), tree=latest) as source:
+        pair.address = source.address
+        rows = ColumnPredicate("note", Operator.EQUAL, ("x" * 99,))
+        with SourceChannel(pair.config().sources["erp"]) as link, link.stream() as stream:
+            assert DEFLATE not in link.describe("orders").features
+            recipe = Recipe((Column("id", parse_type("int8"), False, 0),), 1, 1)
+            terms = ExchangeTerms(
+                "orders",
+                recipe,
+                bytes(32),
+                Salt(1, 2),
+                3,
+                link.agreed(),
+                derivation=Derivation(None, rows),
+            )
+            opening = terms.opening(Digest(), uniform(1))
+            assert tuple(opening.open.derivation.rows.comparison.values) == rows.values
+            stream.send(opening)
+            error = refusal(stream.receive().refused)
+            assert isinstance(error, RecipeChanged), "it read the derivation"
+            opening.open.features.append(DEFLATE)
+            stream.send(opening)
+            with pytest.raises(VersionMismatch, match=DEFLATE):
                 raise refusal(stream.receive().refused)
 
 

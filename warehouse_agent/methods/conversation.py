@@ -28,7 +28,7 @@ from driftline.rows.key_digests import checksum_hashes, mixed_keys
 from driftline.rows.key_order import KeyRange
 from driftline.rows.keys import positions, received
 from driftline.values.types import Recipe
-from driftline.wire.negotiation import BRIEF, CLAIMED, SINCE, Agreement
+from driftline.wire.negotiation import BRIEF, CLAIMED, DEFLATE, SINCE, Agreement
 
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import warnings
@@ -94,10 +94,11 @@ class ExchangeTerms:
             CLAIMED: self.claims,
         }
         since = pb.Since(audited=self.audited, claimed=self.claims)
+        chosen = _chosen(derivation, may_deflate=DEFLATE in self.agreed.features)
         opening = pb.Open(
             protocol=self.agreed.protocol,
             features=(
-                *self.agreed.features,
+                *(one for one in self.agreed.features if one != DEFLATE or "deflated" in chosen),
                 *(one for one, is_needed in needed.items() if is_needed),
             ),
             relation=self.relation,
@@ -111,7 +112,7 @@ class ExchangeTerms:
             level=self.level,
             **_tile(self.within),
             since=since if is_wanted else None,
-            derivation=None if derivation is None else derivation_messages.to_message(derivation),
+            **chosen,
         )
         opening.MergeFrom(said)
         return pb.Request(open=opening)
@@ -286,6 +287,16 @@ def _tile(within: Bounds | None) -> dict[str, Any]:
     if isinstance(within, KeyRange):
         return {"between": pb.Between(lower=within.lower or (), upper=within.upper or ())}
     return {"within": pb.Within(first=within[0], last=within[1])}
+
+
+def _chosen(derivation: Derivation | None, *, may_deflate: bool) -> dict[str, Any]:
+    """Return the field of an opening that has the derivation, compressed where that is shorter."""
+    if derivation is None:
+        return {}
+    message = derivation_messages.to_message(derivation)
+    if may_deflate and len(data := derivation_messages.deflated(message)) < message.ByteSize():
+        return {"deflated": data}
+    return {"derivation": message}
 
 
 def _among(ks: U64, named: U64) -> U64:

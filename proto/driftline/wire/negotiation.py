@@ -35,11 +35,13 @@ LATER = "later"
 REFERRING = "referring"
 BRIEF = "brief"
 CHUNKS = "chunks"
+DEFLATE = "deflate"
 
 # What the source does on request, by the feature's name. A name keeps its meaning: a feature that
 # changes gets a new name.
 FEATURES: Mapping[str, str] = {
     "between": "tiles between two keys that are not one integer",
+    DEFLATE: "a derivation that comes compressed",
     "derive": "columns and rows that a warehouse chooses, where the DBA lets it",
     SINCE: "rows behind a mark, beside the keys of all rows",
     CHECKSUM: "rows compared by a checksum that the source maintains",
@@ -53,7 +55,7 @@ FEATURES: Mapping[str, str] = {
     BRIEF: "strata that come from the source where it is needed, and no empty list of deleted keys",
 }
 
-WHERE_NAMED = (BRIEF,)  # that every opening asks a source for which named them
+WHERE_NAMED = (BRIEF, DEFLATE)  # that openings ask a source for which named them
 
 FEATURE_CHARACTERS_MAX = 64  # of a name that is shown in an error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -18,7 +20,12 @@ from driftline.limits import (
     DERIVATION_VALUES_MAX,
 )
 from driftline.relations.derivation_json import from_json, to_json
-from driftline.relations.derivation_messages import from_message, to_message
+from driftline.relations.derivation_messages import (
+    deflated,
+    from_message,
+    inflated,
+    to_message,
+)
 from driftline.relations.derivations import (
     AndPredicate,
     ColumnPredicate,
@@ -101,6 +108,7 @@ def test_a_message_and_json_keep_everything(derivation: Derivation) -> None:
     check(derivation, COLUMNS, COMPARED)
     sent = to_message(derivation).SerializeToString()
     assert from_message(pb.Derivation.FromString(sent)) == derivation
+    assert from_message(inflated(deflated(to_message(derivation)))) == derivation
     assert to_json(derivation) == MessageToDict(to_message(derivation)), "as protobuf writes it"
     assert from_json(json.loads(json.dumps(to_json(derivation)))) == derivation
 
@@ -237,6 +245,47 @@ def test_a_message_has_a_size() -> None:
     long = ColumnPredicate('no"te', Operator.EQUAL, ("x" * DERIVATION_BYTES_MAX,))
     with pytest.raises(LimitExceeded, match="65,536 bytes"):
         from_message(to_message(Derivation(None, long)))
+
+
+def packed(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+def test_no_more_is_unpacked_than_a_message_may_have() -> None:
+    """The longest one comes; what unpacks to more is refused before it does."""
+    columns = ["x" * 1021] * 64
+    assert pb.Derivation(columns=columns).ByteSize() == DERIVATION_BYTES_MAX
+    assert inflated(deflated(pb.Derivation(columns=columns))).columns == columns
+    one_more = pb.Derivation(columns=["x" * 1022, *columns[1:]])
+    for much in (one_more.SerializeToString(), bytes(2 * DERIVATION_BYTES_MAX)):
+        for cut in (0, 1):  # the end need not come
+            with pytest.raises(LimitExceeded, match="65,536 bytes"):
+                inflated(packed(much)[: len(packed(much)) - cut])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"x",
+        packed(b"\x0a\x02id")[:-1],
+        packed(b"\x0a\x02id") + b"x",
+        packed(b"\x0a\x09id"),
+        zlib.compress(b"\x0a\x02id"),
+    ],
+    ids=["nothing", "no stream", "cut short", "with more", "no message", "with zlib's header"],
+)
+def test_compressed_bytes_that_are_none(data: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="compressed derivation"):
+        inflated(data)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_unpacked_or_refused(data: bytes) -> None:
+    for one in (data, packed(data)):
+        with suppress(MalformedMessage):
+            assert inflated(one).ByteSize() <= DERIVATION_BYTES_MAX
 
 
 # What is refused

@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import MalformedMessage
+from driftline.reconciliation.ranges import uniform
+from driftline.relations.derivation_messages import from_message, inflated, to_message
+from driftline.relations.derivations import Derivation
+from driftline.rows.digests import Digest
+from driftline.values.types import Column, Recipe, parse_type
+from driftline.wire.negotiation import BRIEF, DEFLATE, Agreement
 
 from tests.harness.exchange_pair import (
     AGREED,
     BRIEFLY,
     COMPOSITE,
     INTEGER,
+    KEY,
     SALT,
     Result,
     Schema,
@@ -22,6 +29,7 @@ from tests.harness.exchange_pair import (
 )
 from tests.pair.exchange.test_both_halves import edit, large, run, sketch_of, table_of
 from warehouse_agent.methods import registry
+from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.ranges import slots_that_differ
 from warehouse_agent.planning.choice import Choice, Disagreement, Method, choose
 from warehouse_agent.planning.sketch_size import Sketch
@@ -105,6 +113,24 @@ def test_ranges(changes: int, method: Method) -> None:
 def test_a_load() -> None:
     results = [run(INTEGER, [], table_of(INTEGER, ROWS), agreed=a) for a in (AGREED, BRIEFLY)]
     assert results[1].pair.bytes < results[0].pair.bytes
+
+
+def test_a_derivation_is_compressed_where_that_is_shorter_and_asked_for() -> None:
+    names = tuple(f"customer_{i}" for i in range(9))
+    long, short = Derivation(names), Derivation(("id",))
+    recipe = Recipe((Column("id", parse_type("int8"), False, 0),), 1, 1)
+    for features in ((BRIEF,), (BRIEF, DEFLATE)):
+        for derivation in (long, short, None):
+            terms = ExchangeTerms(
+                "t", recipe, KEY, SALT, 3, Agreement(features=features), derivation=derivation
+            )
+            said = terms.opening(Digest(), uniform(1)).open
+            is_compressed = features[-1] == DEFLATE and derivation is long
+            assert bool(said.deflated) == (DEFLATE in said.features) == is_compressed
+            assert said.HasField("derivation") == (derivation is not None and not is_compressed)
+            if is_compressed:
+                assert from_message(inflated(said.deflated)) == long
+                assert len(said.deflated) < to_message(long).ByteSize() / 2
 
 
 def test_strata_of_another_number_of_slots_are_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 from driftline import wire_pb2 as pb
 from driftline.errors import ConfigurationError
 from driftline.limits import DERIVATION_BYTES_MAX, DERIVATION_DEPTH_MAX, DERIVATION_VALUES_MAX
-from driftline.relations.derivation_messages import to_message
+from driftline.relations.derivation_messages import deflated, to_message
 from driftline.relations.derivations import (
     FEATURE,
     AndPredicate,
@@ -25,6 +25,7 @@ from driftline.relations.derivations import (
     text_of,
 )
 from driftline.values.types import Column, Recipe, parse_type
+from driftline.wire.negotiation import DEFLATE
 from driftline.wire_pb2_grpc import SourceStub
 
 from source_agent.config.file import load
@@ -215,6 +216,49 @@ def test_a_hostile_derivation_reads_nothing(
     exchange, description = agent.audit()
     assert exchange["outcome"] == description["outcome"] == code
     assert exchange["scans"] == exchange["rows_read"] == 0
+
+
+def test_a_compressed_derivation_is_the_same(agent: Agent) -> None:
+    with channel(agent.server.port, None) as over, Peer(over) as peer:
+        described = SourceStub(over).Describe(asked(SOME), timeout=10)
+        assert DEFLATE in described.features
+        request = opening(recipe_of(described.description, SOME).id)
+        request.open.features.extend((FEATURE, DEFLATE))
+        request.open.deflated = deflated(to_message(SOME))
+        peer.send(request)
+        assert peer.until("finished")[-1].finished.count == len(CHOSEN)
+
+
+LARGE = pb.Derivation(columns=["x" * DERIVATION_BYTES_MAX])
+NEWER = pb.Derivation.FromString(to_message(SOME).SerializeToString() + b"\x98\x06\x01")  # 99: 1
+
+
+@pytest.mark.parametrize(
+    ("data", "features", "code", "said"),
+    [
+        (deflated(LARGE), [DEFLATE], "LIMIT", "at most 65,536 bytes"),
+        (deflated(NEWER), [DEFLATE], "VERSION", "Derivation.99"),
+        (deflated(to_message(SOME))[:-1], [DEFLATE], "MALFORMED", "does not end"),
+        (deflated(to_message(SOME)), [], "MALFORMED", "without its feature"),
+        (deflated(compared("rowid", "=", "1")), [DEFLATE], "DERIVE", "rowid"),
+    ],
+    ids=["a bomb", "of a newer release", "cut short", "not asked for", "no column"],
+)
+def test_a_hostile_compressed_derivation_is_refused(
+    agent: Agent, data: bytes, features: list[str], code: str, said: str
+) -> None:
+    with channel(agent.server.port, None) as over, Peer(over) as peer:
+        request = opening(bytes(16))
+        request.open.features.extend(features)
+        request.open.deflated = data
+        peer.send(request)
+        refused = peer.reply().refused
+        assert refused.code == code, refused
+        assert said in refused.message
+        if features:
+            request.open.derivation.CopyFrom(to_message(SOME))
+            peer.send(request)
+            assert "came twice" in peer.reply().refused.message
 
 
 def test_the_audit_says_what_was_chosen(agent: Agent) -> None:
