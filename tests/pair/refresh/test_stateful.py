@@ -367,6 +367,7 @@ def test_killed_between_apply_and_commit(spark: SparkSession, tmp_path: Path) ->
             expect_equal(pair.published("t"), before)
             store = pair.store
             assert store.folders(PRIVATE, "staging", "t"), "nothing was staged"
+            pair.end_leases()
             report = pair.refresh("t")
             assert (report.version, report.rows_updated) == (1, 200)
             # Equal to what was staged: only the comparison crossed the line.
