@@ -44,7 +44,6 @@ from tests.harness.histories import Commit, History, Row
 from warehouse_agent.change_models import operational_time
 from warehouse_agent.methods.registry import refreshes
 from warehouse_agent.planning import choice
-from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.change_forecast import (
     HISTORY_MAX,
     ChangeForecast,
@@ -52,6 +51,7 @@ from warehouse_agent.planning.change_forecast import (
     expect,
 )
 from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.prices import Prices
 
 ROWS, DAY_S = 10_000, 86_400.0

@@ -53,10 +53,10 @@ from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.registry import compare, modelled
 from warehouse_agent.methods.sketch import SketchSide
 from warehouse_agent.planning import choice, prices, sketch_size
-from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.change_forecast import ChangeForecast, EarlierRefresh
 from warehouse_agent.planning.choice import Costs, Method
 from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.tasks.difference import Outcome
 from warehouse_agent.tasks.digests import Listing
 from warehouse_agent.transport.frame_admission import FrameAdmission

@@ -31,7 +31,7 @@ from warehouse_agent.config import Fragment, Proof
 from warehouse_agent.history import marks
 from warehouse_agent.history.notes import Notes, Quantiles
 from warehouse_agent.planning import choice, group_selection, prices, sketch_size
-from warehouse_agent.planning.candidates import Allowance, PlanInputs
+from warehouse_agent.planning.allowance import Allowance
 from warehouse_agent.planning.change_forecast import (
     ChangeForecast,
     DayOfChanges,
@@ -41,6 +41,7 @@ from warehouse_agent.planning.change_forecast import (
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.tiling import PassSettings, Tiled
 from warehouse_agent.storage import data_files
 from warehouse_agent.storage.data_files import DataFile

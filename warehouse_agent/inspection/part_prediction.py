@@ -19,9 +19,10 @@ from warehouse_agent.history.forecast_inputs import Situation, forecasts
 from warehouse_agent.methods.groups.opening import budget_of
 from warehouse_agent.methods.registry import likelihoods, predicted
 from warehouse_agent.planning import candidates, group_selection
-from warehouse_agent.planning.candidates import Candidate, Part, PlanInputs, Whole
+from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method
 from warehouse_agent.planning.group_selection import Histogram
+from warehouse_agent.planning.plan_inputs import Part, PlanInputs, Whole
 from warehouse_agent.refresh import prepare
 from warehouse_agent.tasks.steps import Steps
 

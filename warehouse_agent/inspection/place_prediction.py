@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from warehouse_agent.planning.candidates import Candidate, PlanInputs
+from warehouse_agent.planning.candidates import Candidate
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.step_places import (
     UNPACKED,
     PlacedStep,

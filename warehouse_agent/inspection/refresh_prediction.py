@@ -39,15 +39,11 @@ from warehouse_agent.inspection.part_prediction import PartForecast
 from warehouse_agent.inspection.place_prediction import Places, RefreshAmounts
 from warehouse_agent.methods.registry import likelihoods, refreshes, weigh_groups
 from warehouse_agent.planning import change_forecast, choice, request_cost
-from warehouse_agent.planning.candidates import (
-    Candidate,
-    PlanInputs,
-    Unstaged,
-    groups_may_pay,
-)
+from warehouse_agent.planning.candidates import Candidate, groups_may_pay
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.marker_state import MarkerAudit, MarkerState
 from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs, Unstaged
 from warehouse_agent.planning.request_cost import RequestForecast
 from warehouse_agent.refresh import auxiliary_table, derivation, prepare, schema_change
 from warehouse_agent.refresh.recovery import repair

@@ -26,10 +26,10 @@ from warehouse_agent.methods.conversation import ExchangeTerms, ShippedPositions
 from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.ranges import BesideRanges, RangePlan
 from warehouse_agent.methods.since import priced_changes
-from warehouse_agent.planning.candidates import PlanInputs, Whole
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, REPLY_BYTES, Costs, Method, opening_bytes
 from warehouse_agent.planning.marker_state import MarkerState
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
 from warehouse_agent.transport.waiting import Requests
 

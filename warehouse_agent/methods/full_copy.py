@@ -18,7 +18,7 @@ from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.ranges import RangeOpening, no_strata
-from warehouse_agent.planning.candidates import PlanInputs, Whole, at_once, load
+from warehouse_agent.planning.candidates import at_once, load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
@@ -29,6 +29,7 @@ from warehouse_agent.planning.choice import (
     everything,
     offer_copy,
 )
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows
 from warehouse_agent.transport.waiting import Requests

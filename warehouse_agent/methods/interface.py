@@ -29,9 +29,10 @@ from driftline.rows.digests import Digest, Salt
 from warehouse_agent.columns.layout import Layout
 from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
-from warehouse_agent.planning.candidates import Candidate, PlanInputs
+from warehouse_agent.planning.candidates import Candidate
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Choice, Costs, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks import digests

@@ -38,7 +38,7 @@ from warehouse_agent.methods.interface import (
     Step,
     WorkingCopy,
 )
-from warehouse_agent.planning.candidates import PlanInputs, Whole, in_tiles, stalled_ways
+from warehouse_agent.planning.candidates import in_tiles, stalled_ways
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     Choice,
@@ -49,6 +49,7 @@ from warehouse_agent.planning.choice import (
     offer_ranges,
 )
 from warehouse_agent.planning.network import REFRESH_LEVEL
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.planning.sketch_size import Stall
 from warehouse_agent.planning.tiling import Tiled
 from warehouse_agent.tasks import digests

@@ -34,11 +34,6 @@ from warehouse_agent.methods.since import SinceOpening
 from warehouse_agent.methods.sketch import LaterSide, MoreCells, SketchOpening
 from warehouse_agent.planning.candidates import (
     Candidate,
-    ChangeKinds,
-    CopyReason,
-    Part,
-    PlanInputs,
-    Unstaged,
     come_in_groups,
     in_part,
     rest_of_copy,
@@ -57,6 +52,7 @@ from warehouse_agent.planning.choice import (
 )
 from warehouse_agent.planning.group_selection import Histogram
 from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.plan_inputs import ChangeKinds, CopyReason, Part, PlanInputs, Unstaged
 from warehouse_agent.planning.update_probability import ChangeOutlook
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.tasks.difference import Outcome

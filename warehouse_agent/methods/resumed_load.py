@@ -22,9 +22,10 @@ from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.ranges import bitmap, no_strata
-from warehouse_agent.planning.candidates import PlanInputs, rest_of_copy, rest_of_load
+from warehouse_agent.planning.candidates import rest_of_copy, rest_of_load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method, everything
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.staged_chunks import StagedChunks
 from warehouse_agent.transport.waiting import Requests

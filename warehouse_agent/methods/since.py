@@ -36,7 +36,7 @@ from warehouse_agent.methods.interface import Offers, Priced, Step, WorkingCopy
 from warehouse_agent.methods.key_sums import KeySums
 from warehouse_agent.methods.ranges import RangeSide
 from warehouse_agent.methods.sketch import NO_CELLS, NO_KEYS, CellSide, sized
-from warehouse_agent.planning.candidates import Candidate, ExchangeWork, PlanInputs, Whole, priced
+from warehouse_agent.planning.candidates import Candidate, ExchangeWork, priced
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     NAMES,
@@ -47,6 +47,7 @@ from warehouse_agent.planning.choice import (
     opening_bytes,
 )
 from warehouse_agent.planning.marker_state import MarkerState
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.planning.sketch_size import Sketch
 from warehouse_agent.tasks.difference import ListedRows, NoDifference, Outcome
 from warehouse_agent.transport.waiting import Requests

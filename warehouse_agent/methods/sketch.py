@@ -29,7 +29,7 @@ from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods.conversation import ExchangeTerms, ShippedKeys
 from warehouse_agent.methods.interface import Offers, Priced, StalledExchange, Step, WorkingCopy
 from warehouse_agent.methods.ranges import BesideRanges, RangeSide, bitmap, slots_that_differ
-from warehouse_agent.planning.candidates import PlanInputs, Whole, stalled_ways
+from warehouse_agent.planning.candidates import stalled_ways
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import (
     Choice,
@@ -39,6 +39,7 @@ from warehouse_agent.planning.choice import (
     PricedChoice,
     offer_cells,
 )
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall, open_sketch
 from warehouse_agent.tasks import digests
 from warehouse_agent.transport.waiting import Requests

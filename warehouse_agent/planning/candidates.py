@@ -3,351 +3,37 @@
 Candidates are priced by the functions that decide in a refresh (`choice.choose` and
 `group_selection.grouping`), so a price is wrong only if its inputs are. Each opening returns its
 own candidates through this module (`methods.registry.refreshes`). A way that the source's DBA does
-not allow now is known here, before anything is compared (`Allowance`). Pure.
+not allow now is known before anything is compared (`plan_inputs`). Pure.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
-from enum import StrEnum
-from typing import ClassVar
 
 import numpy as np
-from driftline.errors import NEXT_SCAN, DriftlineError, LimitExceeded, NotNow
 from driftline.limits import GROUPED_KEYS_MAX
 from driftline.reconciliation.groups import ROW_HASH_BYTES, refines
-from driftline.reconciliation.ranges import Partition
 from driftline.reconciliation.sketches import CELL_BYTES, HASHES, sampled
 from driftline.rows.digests import Digest
 
 from warehouse_agent.planning import choice as plan
-from warehouse_agent.planning import chunk_size, group_selection, sketch_size
-from warehouse_agent.planning.change_forecast import ChangeForecast, DayOfChanges, EarlierRefresh
-from warehouse_agent.planning.choice import NAMES, Choice, Costs, Disagreement, Method, PricedChoice
-from warehouse_agent.planning.group_selection import ClassedGroups, GroupSizes, Histogram
-from warehouse_agent.planning.marker_state import MarkerState
-from warehouse_agent.planning.network import Line
-from warehouse_agent.planning.prices import LEVELS, Prices
+from warehouse_agent.planning import group_selection, sketch_size
+from warehouse_agent.planning.change_forecast import ChangeForecast
+from warehouse_agent.planning.choice import NAMES, Choice, Disagreement, Method, PricedChoice
+from warehouse_agent.planning.group_selection import ClassedGroups, Histogram
+from warehouse_agent.planning.plan_inputs import ChangeKinds, Part, PlanInputs, Unstaged, Whole
+from warehouse_agent.planning.prices import LEVELS
 from warehouse_agent.planning.sketch_size import CellSample, Sketch, Stall
 from warehouse_agent.planning.tiling import Tiled, pass_cost
 from warehouse_agent.report import counted
 
-_BY_KEY = '`proof = "part"` or `incremental`'
 _P_DELETE_MAX = 0.99
 GROUPED_ROWS_MIN = 10_000  # below, groups save less than it takes to read the rows' statistics
 GROUPED_AFTER = 6  # refreshes: by fewer, rows that changed by chance seem to change always
 _GROUPS_BYTES = plan.OPEN_BYTES + plan.REPLY_BYTES  # of the messages around groups
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Every row is compared, in one exchange."""
-
-    tiles: ClassVar[None] = None
-    tiles_done: ClassVar[None] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some rows are compared: the source reads at most `rows_max`."""
-
-    rows_max: int
-    tiles: ClassVar[None] = None
-    tiles_done: ClassVar[None] = None
-
-
-class CopyReason(StrEnum):
-    """Reasons to ask for all rows: what was expected to differ, or what the source said does."""
-
-    FORECAST = "forecast"
-    VERDICT = "verdict"
-
-
-@dataclass(frozen=True, slots=True)
-class Unstaged:
-    """No row is compared: those of an unfinished load or copy are listed by chunks, and all others
-    come.
-
-    Attributes:
-        rows: that are staged, or somewhat fewer.
-        frame_bytes: of their frames.
-        changed: of them, expected to have changed since they came; 0 for a load: nothing tells.
-        reason: why all rows were asked for; None: a load.
-    """
-
-    rows: int
-    frame_bytes: int = 0
-    changed: float = 0.0
-    reason: CopyReason | None = None
-    tiles: ClassVar[None] = None
-    tiles_done: ClassVar[None] = None
-
-    def rows_to_come(self, theirs: int) -> int:
-        """Return how many rows are expected to come, of so many that the source has."""
-        again = chunk_size.share_again(
-            self.frame_bytes, plan.UNPACKED * self.frame_bytes, self.changed
-        )
-        return max(theirs - round(self.rows * (1 - again)), 0)
-
-
-Scope = Whole | Tiled | Part | Unstaged
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The source's word on what may be read of a relation now (protocol, section 9).
-
-    It stays valid as time goes by, because `begins` is compared with our clock.
-
-    Attributes:
-        scan: a scan may begin.
-        begins: when scans may begin next, if not when the source was asked; None: never.
-        rows_by_key: the most rows that an exchange may compare by key; None: no limit.
-        has_hours: scans may begin in some hours only; False: always, or never.
-        knows_keys: the source takes rows that are named by their keys.
-    """
-
-    scan: bool
-    begins: datetime | None = None
-    rows_by_key: int | None = None
-    has_hours: bool = False
-    knows_keys: bool = False
-
-    def may_scan(self, now: datetime) -> bool:
-        """Return True if a scan may begin now."""
-        return self.scan or (self.begins is not None and self.begins <= now)
-
-    def covers(self, rows: int, now: datetime) -> bool:
-        """Return True if `rows` rows may all be compared by key and no scan may begin: if the DBA
-        named a limit, and a part of as many leaves the room for new rows that every part has."""
-        if self.may_scan(now) or self.rows_by_key is None or not self.knows_keys:
-            return False
-        budget = group_selection.PartBudget.of(self.rows_by_key)
-        return rows <= budget.likeliest + budget.in_turn
-
-    def part(self, read_at_most: int | None, now: datetime) -> int | None:
-        """Return how many rows a refresh that may be partial compares by key; None: it compares
-        all.
-
-        Hours for scans decide if there are any: all rows are compared within them, a part outside.
-
-        Args:
-            read_at_most: the fragment's own limit; None: as many as the source allows.
-        """
-        if not self.may_scan(now):
-            return read_at_most or min(self.rows_by_key or GROUPED_KEYS_MAX, GROUPED_KEYS_MAX)
-        return None if self.has_hours else read_at_most
-
-    def describe(self, now: datetime) -> str:
-        """Return when scans may begin, and the limit of rows by key, for people; empty if nothing
-        is limited."""
-        scans = ""
-        if not self.may_scan(now):
-            scans = f"no scan before {_instant(self.begins)}" if self.begins else "no scan"
-        elif self.has_hours:
-            scans = "scans in some hours, now one of them"
-        limit = f"{counted(self.rows_by_key, 'row')} by key" if self.rows_by_key else ""
-        return ", ".join(filter(None, (scans, limit)))
-
-    def refusal(self, name: str, *, by_key: int | None, now: datetime) -> DriftlineError | None:
-        """Return the error of a refresh that the source would refuse now; None: it would not.
-
-        name: of the fragment; by_key: rows that an exchange compares by key, None for a scan.
-        """
-        if by_key is not None:
-            return None if self.allows(by_key) else self._too_many(name, by_key)
-        return None if self.may_scan(now) else self._no_scan(name)
-
-    def allows(self, rows: int) -> bool:
-        """Return True if an exchange may compare so many rows by key."""
-        return self.rows_by_key is None or rows <= self.rows_by_key
-
-    def _too_many(self, name: str, rows: int) -> LimitExceeded:
-        limit = self.rows_by_key or 0
-        return LimitExceeded(
-            f"The source's DBA allows {counted(limit, 'row')} of the relation to be read by key"
-            f" (rows_by_key), and this refresh would ask for {rows:,}.",
-            where=name,
-            remedy=f"Set `read_at_most`, or `rows` of `incremental`, to at most {limit}.",
-        )
-
-    def _no_scan(self, name: str) -> DriftlineError:
-        if self.begins is None:
-            return LimitExceeded(
-                "All rows would be compared, and the source's DBA allows no scan of the relation.",
-                where=name,
-                remedy=f"Refresh it by key ({_BY_KEY}). A first load and a complete refresh need a"
-                " scan: ask the DBA for hours in which one may begin.",
-            )
-        begins = _instant(self.begins)
-        return NotNow(
-            "All rows would be compared, and the source's DBA allows a scan of the relation not"
-            f" before {begins}.",
-            where=name,
-            remedy=f"Run the refresh again then, or refresh it by key ({_BY_KEY}).",
-            details={NEXT_SCAN: begins},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeKinds:
-    """The shares of inserted and of deleted rows among changed ones; the others are updated."""
-
-    inserted: float = 0.0
-    deleted: float = 0.0
-
-    @classmethod
-    def of(cls, earlier: Sequence[EarlierRefresh]) -> ChangeKinds:
-        """Return those of earlier refreshes; all are updates if nothing is known."""
-        told = [one for one in earlier if one.counts_changes and not one.is_load]
-        changed = max(sum(one.changed for one in told), 1)
-        inserted, deleted = (sum(one.inserted for one in told), sum(one.deleted for one in told))
-        return cls(inserted / changed, deleted / changed)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """Everything that a prediction depends on.
-
-    `rows` and `version` are published, None before the first load; `rows_expected` is the source's
-    estimate, None if it gave none; `bounds` are the least and the greatest integer key; `now` is
-    the time of the prediction; `files` has the rows and bytes of each data file; `rows_lost` rows
-    of ours are known to be missing: they differ, and are not new; `tiled` is None if the refresh is
-    one exchange; `read_at_most` rows are compared by key, None: all are; `named_key_bytes` are the
-    bytes of a key that travels itself, None: keys have no order; `allowance` is None if the source
-    did not say what it allows; `marker` is None if all rows must be proven; `is_resumed`: rows that
-    an unfinished exchange staged are among ours; `unstaged`: those of an unfinished load or copy
-    are listed by chunks, and not among ours; `days` are the totals of changes by day, oldest first,
-    none if they are not needed; `zone` is the source's time zone; `is_load`: no row of a version is
-    compared, so all rows are expected to come, or the rest of those that cut exchanges staged;
-    `by_key`: no scan may begin, and all rows may be compared by their keys;
-    `groups` are those of the last comparison by groups; `kinds` are those of the changes, None:
-    as in earlier refreshes; `likely` are our rows by their likelihood of an update, None: their
-    statistics were not read (`groups_may_pay`); `in_groups`: groups are expected to cost least.
-    """
-
-    name: str
-    version: int | None
-    rows: int | None
-    rows_expected: int | None
-    prices: Prices
-    partition: Partition
-    integer_key: bool
-    bounds: tuple[int, int] | None
-    line: Line
-    now: datetime
-    forced: Method | None
-    read_at_most: int | None
-    earlier: tuple[EarlierRefresh, ...]
-    files: tuple[tuple[int, int], ...] = ()
-    tiled: Tiled | None = None
-    rows_lost: int = 0
-    named_key_bytes: float | None = None
-    allowance: Allowance | None = None
-    marker: MarkerState | None = None
-    is_resumed: bool = False
-    unstaged: Unstaged | None = None
-    days: tuple[DayOfChanges, ...] = ()
-    zone: str = "UTC"
-    is_load: bool = False
-    by_key: bool = False
-    groups: GroupSizes | None = None
-    kinds: ChangeKinds | None = None
-    likely: Histogram | None = None
-    in_groups: bool = False
-
-    @property
-    def refusal(self) -> DriftlineError | None:
-        """Return why this refresh would be refused now; None: it would not, or the source does not
-        say what it allows."""
-        scope, by_key = self.scope, None
-        if isinstance(scope, Part) and not self.by_index and self.named_key_bytes is None:
-            return group_selection.unfit_key(self.name)
-        if self.allowance is None:
-            return None
-        if isinstance(scope, Part):
-            by_key = scope.rows_max
-        elif self.in_shards:
-            by_key = self.ours
-        elif isinstance(scope, Tiled) and (scope.tiles > 1 or self.allowance.rows_by_key):
-            # One tile without a limit is a scan. Some tile has at least the mean.
-            by_key = -(-self.ours // scope.tiles)
-        return self.allowance.refusal(self.name, by_key=by_key, now=self.now)
-
-    def check_allowed(self) -> None:
-        """Raise the error of `refusal`, if there is one."""
-        if (refusal := self.refusal) is not None:
-            raise refusal
-
-    @property
-    def scope(self) -> Scope:
-        """The rows to compare: all in one exchange, all in tiles, a part, or none."""
-        if self.unstaged is not None:
-            return self.unstaged
-        if self.tiled is not None:
-            return self.tiled
-        return Part(self.read_at_most) if self.read_at_most and self.rows else Whole()
-
-    @property
-    def costs(self) -> Costs:
-        """The costs by which a continuation is chosen."""
-        return Costs(
-            self.prices,
-            self.line,
-            self.integer_key,
-            self.forced,
-            self.rows_lost,
-            self.finds_rows,
-        )
-
-    @property
-    def finds_rows(self) -> bool:
-        """True if the source found the changed rows of the last refresh without another scan.
-
-        After a comparison that found nothing a source keeps neither places nor keys.
-        """
-        last = self.earlier[-1] if self.earlier else None
-        if last is None or last.method != Method.SKETCH.value:
-            return False
-        return last.scans == 1 and last.inserted + last.updated > 0
-
-    def strata_sent(self, slots: int) -> int:
-        """Return the slots whose strata go with an opening: all, or none if they are left out."""
-        return 0 if self.line.is_brief else slots
-
-    @property
-    def ours(self) -> int:
-        """Rows of our side."""
-        return self.rows or 0
-
-    @property
-    def theirs(self) -> int:
-        """Rows of the source, taken to be as many as ours if it gave no estimate."""
-        return self.ours if self.rows_expected is None else self.rows_expected
-
-    def level(self, ours: int, *, at_once: bool = False) -> int:
-        """Return the zstd level of an exchange that compares `ours` rows of the working copy.
-
-        at_once: all rows are copied, and none is compared before.
-        """
-        return self.line.level(0 if self.is_load else ours, at_once=at_once)
-
-    @property
-    def in_shards(self) -> bool:
-        """True if groups of all rows are read by key: no scan may begin, or they are asked for, and
-        are more than one exchange can name."""
-        if not isinstance(self.scope, Whole) or not self.ours or self.named_key_bytes is None:
-            return False
-        return self.by_key or (self.forced is Method.GROUP and self.ours > GROUPED_KEYS_MAX)
-
-    @property
-    def by_index(self) -> bool:
-        """True if cells name integer keys, which the source reads by an index."""
-        return sketch_size.embedding_for(max(self.ours, 1), self.bounds).base is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -718,7 +404,3 @@ def _seconds(known: PlanInputs, method: Method | None) -> float | None:
         and (r.changed == 0 if method is None else r.changed > 0 and r.method == method.value)
     ]
     return round(statistics.median(spent), 1) if spent else None
-
-
-def _instant(at: datetime) -> str:
-    return f"{at:%Y-%m-%dT%H:%M:%SZ}"

@@ -25,7 +25,7 @@ from warehouse_agent.history.notes import (
 )
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import ChangeKinds
+from warehouse_agent.planning.plan_inputs import ChangeKinds
 from warehouse_agent.refresh import derivation, marker_audit, schema_change
 from warehouse_agent.refresh.finish import (
     Proven,

@@ -52,14 +52,10 @@ from warehouse_agent.methods.registry import (
     weigh_groups,
 )
 from warehouse_agent.planning import candidates, change_forecast, choice, time_left
-from warehouse_agent.planning.candidates import (
-    Allowance,
-    CopyReason,
-    PlanInputs,
-    Unstaged,
-    groups_may_pay,
-)
+from warehouse_agent.planning.allowance import Allowance
+from warehouse_agent.planning.candidates import groups_may_pay
 from warehouse_agent.planning.change_forecast import ChangeForecast
+from warehouse_agent.planning.plan_inputs import CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.step_places import UNPACKED, StepKind, StepWork, written
 from warehouse_agent.planning.tiling import PassSettings
 from warehouse_agent.planning.update_probability import ChangeOutlook

@@ -20,9 +20,9 @@ from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import OurSide
 from warehouse_agent.methods.registry import compare, is_added_up_later
 from warehouse_agent.planning.attempts import Reached, scan_s
-from warehouse_agent.planning.candidates import CopyReason
 from warehouse_agent.planning.choice import PACKED_ROW_S, Method
 from warehouse_agent.planning.network import Line
+from warehouse_agent.planning.plan_inputs import CopyReason
 from warehouse_agent.planning.tiling import Bounds
 from warehouse_agent.refresh import marker_audit
 from warehouse_agent.refresh.job import Job

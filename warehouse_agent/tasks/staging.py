@@ -22,7 +22,7 @@ from driftline.values.types import Recipe
 
 from warehouse_agent.config import Fragment
 from warehouse_agent.failpoints import WarehouseFailpoint
-from warehouse_agent.planning.candidates import CopyReason
+from warehouse_agent.planning.plan_inputs import CopyReason
 from warehouse_agent.report import utc_now
 from warehouse_agent.storage import staged_files
 from warehouse_agent.storage.staged_files import BEGAN, COPIED, EXPECTED, NOTE

@@ -54,7 +54,7 @@ from driftline.wire_pb2_grpc import SourceStub
 from google.protobuf.message import DecodeError
 
 from warehouse_agent.config import Source
-from warehouse_agent.planning.candidates import Allowance
+from warehouse_agent.planning.allowance import Allowance
 from warehouse_agent.transport.bounded_replies import BoundedReplies, unwrap
 from warehouse_agent.transport.certificates import certificates
 from warehouse_agent.transport.handshake import diagnose, process_claim, proxy_between

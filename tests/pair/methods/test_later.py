@@ -29,7 +29,7 @@ from warehouse_agent.history.forecast_inputs import Situation
 from warehouse_agent.methods.interface import WorkingCopy
 from warehouse_agent.methods.sketch import SketchPlan, SketchSide
 from warehouse_agent.planning import change_forecast
-from warehouse_agent.planning.candidates import PlanInputs
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.refresh import prepare, whole
 from warehouse_agent.refresh.job import Job
 from warehouse_agent.storage import formats

@@ -26,9 +26,10 @@ from warehouse_agent.history.notes import NextPartNote
 from warehouse_agent.methods import registry
 from warehouse_agent.methods.conversation import ExchangeTerms
 from warehouse_agent.methods.interface import Offers, Step, WorkingCopy
-from warehouse_agent.planning.candidates import Candidate, PlanInputs, Whole, load
+from warehouse_agent.planning.candidates import Candidate, load
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import Method, everything
+from warehouse_agent.planning.plan_inputs import PlanInputs, Whole
 from warehouse_agent.tasks import digests
 from warehouse_agent.tasks.difference import AllRows
 from warehouse_agent.transport.waiting import Requests

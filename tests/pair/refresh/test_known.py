@@ -31,9 +31,9 @@ from warehouse_agent.history.refresh_history import EARLIER_MAX, read
 from warehouse_agent.inspection import refresh_prediction
 from warehouse_agent.inspection.part_prediction import part_expected
 from warehouse_agent.methods.registry import opening_for, predicted
-from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.choice import partition_for
 from warehouse_agent.planning.network import Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.refresh.job import Options
 from warehouse_agent.refresh.prepare import PreparedWhole, prepare
 from warehouse_agent.runs import attempt

@@ -13,9 +13,9 @@ from warehouse_agent.config import Fragment, Source
 from warehouse_agent.history.forecast_inputs import Situation
 from warehouse_agent.history.notes import Notes
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import PlanInputs
 from warehouse_agent.planning.choice import partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, REFRESH_LEVEL, Line
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.data_files import DataFile
 from warehouse_agent.storage.table import Snapshot, VersionRecord

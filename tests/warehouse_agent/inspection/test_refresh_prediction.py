@@ -42,7 +42,7 @@ from warehouse_agent.inspection.refresh_prediction import (
 )
 from warehouse_agent.methods.registry import modelled
 from warehouse_agent.planning import prices
-from warehouse_agent.planning.candidates import ChangeKinds, PlanInputs, expected_slots
+from warehouse_agent.planning.candidates import expected_slots
 from warehouse_agent.planning.change_forecast import (
     ChangeForecast,
     DayOfChanges,
@@ -51,6 +51,7 @@ from warehouse_agent.planning.change_forecast import (
 from warehouse_agent.planning.choice import CHANGE_SHARE, Method, partition_for
 from warehouse_agent.planning.group_selection import GroupSizes
 from warehouse_agent.planning.network import LOAD_LEVEL, Line, Objective
+from warehouse_agent.planning.plan_inputs import ChangeKinds, PlanInputs
 from warehouse_agent.planning.prices import LearntPrices
 from warehouse_agent.storage.store import Store
 

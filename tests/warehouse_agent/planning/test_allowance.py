@@ -15,7 +15,7 @@ from tests.warehouse_agent.inspection.test_refresh_prediction import ROWS, known
 from warehouse_agent.config import Fragment, Proof, Source
 from warehouse_agent.history.forecast_inputs import rows_of_part
 from warehouse_agent.inspection.refresh_prediction import predict
-from warehouse_agent.planning.candidates import Allowance
+from warehouse_agent.planning.allowance import Allowance
 from warehouse_agent.planning.choice import Method
 from warehouse_agent.planning.tiling import PassSettings, Tiled
 from warehouse_agent.transport.channel import allowances

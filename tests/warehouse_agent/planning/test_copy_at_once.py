@@ -26,13 +26,13 @@ from warehouse_agent.methods.registry import (
     seconds,
 )
 from warehouse_agent.methods.resumed_load import ResumedLoad
-from warehouse_agent.planning.candidates import CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.change_forecast import (
     DayOfChanges,
     EarlierRefresh,
 )
 from warehouse_agent.planning.choice import NAMES, Method, partition_for
 from warehouse_agent.planning.network import LOAD_LEVEL, REFRESH_LEVEL, Line, Objective
+from warehouse_agent.planning.plan_inputs import CopyReason, PlanInputs, Unstaged
 from warehouse_agent.planning.prices import Prices
 
 ROWS, ROW_BYTES = 3_000_000, 28.0  # lineitem of TPC-H at scale 0.5, and our frames of it

@@ -18,17 +18,13 @@ from driftline.limits import GROUPED_KEYS_MAX
 from warehouse_agent.history.forecast_inputs import forecasts
 from warehouse_agent.inspection.refresh_prediction import predict
 from warehouse_agent.methods.registry import GROUPS, opening_for, weigh_groups
-from warehouse_agent.planning.candidates import (
-    GROUPED_AFTER,
-    GROUPED_ROWS_MIN,
-    PlanInputs,
-    groups_may_pay,
-)
+from warehouse_agent.planning.candidates import GROUPED_AFTER, GROUPED_ROWS_MIN, groups_may_pay
 from warehouse_agent.planning.change_forecast import EarlierRefresh
 from warehouse_agent.planning.choice import Method, partition_for
 from warehouse_agent.planning.group_selection import SURE, Histogram
 from warehouse_agent.planning.marker_state import MarkerState
 from warehouse_agent.planning.network import Line, Objective
+from warehouse_agent.planning.plan_inputs import PlanInputs
 from warehouse_agent.planning.prices import Prices
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)

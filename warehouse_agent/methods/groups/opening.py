@@ -21,17 +21,11 @@ from warehouse_agent.methods.groups.exchange import GroupedRows, GroupSide, Part
 from warehouse_agent.methods.groups.shards import ShardedSide, ShardScope
 from warehouse_agent.methods.interface import Offers, Priced, WorkingCopy
 from warehouse_agent.planning import group_selection, group_shards, sketch_size
-from warehouse_agent.planning.candidates import (
-    Part,
-    PlanInputs,
-    Whole,
-    in_groups,
-    in_part,
-    p_delete,
-)
+from warehouse_agent.planning.candidates import in_groups, in_part, p_delete
 from warehouse_agent.planning.change_forecast import ChangeForecast
 from warehouse_agent.planning.choice import NAMES, Method
 from warehouse_agent.planning.group_selection import Histogram, PartBudget
+from warehouse_agent.planning.plan_inputs import Part, PlanInputs, Whole
 from warehouse_agent.storage import data_files
 
 
