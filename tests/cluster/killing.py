@@ -44,7 +44,7 @@ ROWS = 400
 SMALL_BYTES = 1 << 20  # more than the table has
 ENDED_S_MAX = 60.0
 # The phase in which the tasks of a module run: of a first load, and of a refresh.
-LOAD = {"staging": "apply"}
+LOAD = {"staged_rows": "apply"}
 REFRESH = {"digests": "reduce", "replaced_rows": "apply", "proof": "prove", "change_feed": "prove"}
 _sessions: list[SparkSession] = []
 
