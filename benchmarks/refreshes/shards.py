@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, SourceProcess
-from warehouse_agent.planning import candidates, group_shards
+from warehouse_agent.planning import allowance, candidates, group_shards, plan_inputs
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks.scan import read_batches
 
@@ -69,7 +69,9 @@ def peak_mb(status: Path) -> float:
 def main(rows: int = 1_200_000, most: int | None = None) -> None:
     """Load, edit, refresh by groups, and print what it took."""
     if most is not None:
-        group_shards.KEYS_MAX = vars(candidates)["GROUPED_KEYS_MAX"] = most
+        group_shards.KEYS_MAX = most
+        for module in (allowance, candidates, plan_inputs):
+            vars(module)["GROUPED_KEYS_MAX"] = most
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         legacy = filled(folder, rows)

@@ -39,7 +39,7 @@ from tests.harness.histories import available
 from tests.harness.legacy import SqliteLegacy
 from tests.harness.no_spark import NoSpark
 from tests.harness.pair import Pair, environment
-from warehouse_agent.planning import candidates, group_shards
+from warehouse_agent.planning import allowance, candidates, group_shards, plan_inputs
 from warehouse_agent.spark import session
 from warehouse_agent.tasks import digests, scan
 
@@ -582,7 +582,9 @@ OWN_SERVERS = {"source.carnes", "peers.compare", "peers.log_capture"}
 # What commands set in modules of the product: it is set back.
 SET = (
     (group_shards, "KEYS_MAX"),
+    (allowance, "GROUPED_KEYS_MAX"),
     (candidates, "GROUPED_KEYS_MAX"),
+    (plan_inputs, "GROUPED_KEYS_MAX"),
     (scan, "THREAD_BYTES"),
     (scan, "THREADS_MAX"),
     (scan, "DIGEST_ROWS"),

@@ -26,7 +26,7 @@ from tests.harness.pair import Pair, expect_equal
 from warehouse_agent.methods.groups import key_parts
 from warehouse_agent.methods.groups import shards as shard_methods
 from warehouse_agent.methods.groups.shards import Shards, clipped
-from warehouse_agent.planning import candidates, group_shards
+from warehouse_agent.planning import allowance, candidates, group_shards, plan_inputs
 from warehouse_agent.storage.formats import head
 from warehouse_agent.tasks.difference import NoDifference
 from warehouse_agent.tasks.digests import RowsInKeyTiles
@@ -79,8 +79,9 @@ def table() -> str:
 def pair(
     legacy: Legacy, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
-    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUPED_KEYS_MAX")):
-        monkeypatch.setattr(module, name, MOST)
+    monkeypatch.setattr(group_shards, "KEYS_MAX", MOST)
+    for module in (allowance, candidates, plan_inputs):
+        monkeypatch.setattr(module, "GROUPED_KEYS_MAX", MOST)
     legacy.execute(f"CREATE TABLE {table} ({TABLES[table].format(**TYPES[legacy.engine])})")
     rows = [row(table, n) for n in range(ROWS) if n % 5]
     legacy.many(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
@@ -310,8 +311,9 @@ def test_rows_of_two_instants_are_no_snapshot(
     tmp_path: Path, gone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer commits while a shard is read, the first or the last (a rollback journal)."""
-    for module, name in ((group_shards, "KEYS_MAX"), (candidates, "GROUPED_KEYS_MAX")):
-        monkeypatch.setattr(module, name, MOST)
+    monkeypatch.setattr(group_shards, "KEYS_MAX", MOST)
+    for module in (allowance, candidates, plan_inputs):
+        monkeypatch.setattr(module, "GROUPED_KEYS_MAX", MOST)
     legacy = SqliteLegacy(tmp_path / "erp.db", wal=False)
     legacy.execute("CREATE TABLE near (id INTEGER PRIMARY KEY NOT NULL, v INTEGER)")
     legacy.many("INSERT INTO near VALUES (?, 0)", [(n,) for n in range(ROWS)])
